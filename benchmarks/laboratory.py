@@ -25,8 +25,7 @@ import torch
 import spurious
 from result_file import about
 from trimtab.collapse import find_collapse
-from trimtab.experiments.compare import CompareRun, ProcessPool, RunOutcome
-from trimtab.experiments.compare.runs import plan_run
+from trimtab.experiments.grid import GridRun, ProcessPool, RunOutcome, plan_run
 from trimtab.files import write_atomically
 from trimtab.objectives.entropy_control import prediction_fit, prediction_pairs
 from trimtab.trainer.config import load
@@ -69,7 +68,7 @@ class Part:
     save_model: Callable[[Path], Path] | None = None  # where the recipe names no model
     device: str = "cpu"
 
-    def runs(self, folder: Path) -> Iterator[CompareRun]:
+    def runs(self, folder: Path) -> Iterator[GridRun]:
         """Yield the runs, the main objectives first and seed by seed, so that a part of them is paired too."""
         path = () if self.save_model is None else (f"model.path={self.save_model(folder)}",)
         first, others = self.objectives[:FIRST], self.objectives[FIRST:]
@@ -163,7 +162,7 @@ PARTS = {
 }  # fmt: skip
 
 
-def figures(run: CompareRun, outcome: RunOutcome) -> dict[str, Any]:
+def figures(run: GridRun, outcome: RunOutcome) -> dict[str, Any]:
     """Return what the study keeps of a run that has ended: its curves, and an evaluation by sampling."""
     records = run.folder.records()
     steps = [record for record in records if "policy/entropy" in record]
@@ -199,7 +198,7 @@ def thinned(records: Sequence[Mapping[str, float]], name: str) -> list[list[floa
     return [[part[-1][0], float(f"{fmean(value for _, value in part):.4g}")] for part in parts]
 
 
-def sampled_accuracy(run: CompareRun) -> dict[str, float]:
+def sampled_accuracy(run: GridRun) -> dict[str, float]:
     """Sample the held-out problems with the trained model; return accuracy (greedy, sampled) and pass@k."""
     if not run.folder.model.is_dir():
         return {}

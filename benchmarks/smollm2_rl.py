@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from result_file import about, save
-from trimtab.console.summary_text import describe_task
 from trimtab.trainer.config import load
+from trimtab.trainer.train import describe_task
 
 CURVES = (
     "eval/accuracy",

@@ -20,11 +20,8 @@ from pathlib import Path
 import torch
 
 from result_file import about
-from trimtab.experiments.stress import StressTest, parse_axis
-from trimtab.experiments.stress.axis_table import axis_tables
-from trimtab.experiments.stress.command import ended_before
-from trimtab.experiments.stress.figures import run_figures
-from trimtab.experiments.stress.tables import as_json
+from trimtab.experiments.grid import Grid, ended_before, parse_axis, run_figures
+from trimtab.experiments.grid.stress import as_json, axis_tables
 from trimtab.files import mark_folder, write_atomically
 from trimtab.objectives import METHODS
 
@@ -59,12 +56,10 @@ class Study:
     seeds: int = 3
     search: bool = True
 
-    def test(self, folder: Path, jobs: int = 1) -> StressTest:
+    def test(self, folder: Path, jobs: int = 1) -> Grid:
         """Return the stress test in a folder."""
         axes = tuple(parse_axis(axis) for axis in self.axes)
-        return StressTest(
-            self.objectives, axes, folder, self.recipe, self.seeds, self.settings, jobs=jobs, search=self.search
-        )
+        return Grid(self.objectives, folder, self.recipe, self.seeds, self.settings, jobs, axes, self.search)
 
 
 STUDIES = {
@@ -158,8 +153,8 @@ def run(study: Study, folder: Path, jobs: int, minutes: float) -> int:
 def save_result(study: Study, name: str, folder: Path) -> None:
     """Write the figures of all runs that have ended, also of those that a search did not ask for."""
     test = study.test(folder)
-    ended = [(cell, outcome) for cell, run in test.runs(test.cells()) if (outcome := ended_before(run))]
-    tables = axis_tables(test, [run_figures(cell, outcome) for cell, outcome in ended])
+    ended = [outcome for run in test.runs(test.cells()) if (outcome := ended_before(run))]
+    tables = axis_tables(test, [run_figures(outcome) for outcome in ended])
     # Studies of one regime share a folder, and so its head: what was run differs.
     head = json.loads((folder / ABOUT).read_text()) | {"what": study.what}
     # The head goes before the first key, so that the file keeps its one line per run.

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from helpers.insight.report_runs import Made, make_run
 from helpers.train.short_runs import short_run
 from trimtab.cli import app
-from trimtab.console.launch import STOPPED, UNSAVED
-from trimtab.experiments.stress import read_stress
+from trimtab.experiments.grid import read_stress
 from trimtab.files import MARKER, read_bounded
+from trimtab.trainer.train import STOPPED, UNSAVED
 from trimtab.trainer.train.loop import train
 
 STRANGE: dict[str, Callable[[Path], object]] = {

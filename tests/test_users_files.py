@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from helpers.train.short_runs import SETTINGS, trained
 from trimtab.cli import app
 from trimtab.engines.common import require_unused
-from trimtab.experiments.compare import Comparison, plan_runs
+from trimtab.experiments.grid import Grid
 from trimtab.trainer.model.pretrained import convert_gguf
 from trimtab.trainer.train.run_folder import RunFolder
 
@@ -164,9 +164,8 @@ def test_a_recipe_alone_is_not_resumed(tmp_path: Path) -> None:
 def test_a_comparison_with_a_run_of_the_users_own_replaces_nothing_beside_it(place: str, tmp_path: Path) -> None:
     settings = [f"--set={key}={value}" for key, value in ONE_STEP.items()]
     words = ["compare", "grpo", "--seeds", "1", "--recipe", "addition", *settings]
-    (run,) = plan_runs(
-        Comparison(("grpo",), tmp_path / "out", "addition", 1, tuple(f"{k}={v}" for k, v in ONE_STEP.items()))
-    )
+    given = tuple(f"{key}={value}" for key, value in ONE_STEP.items())
+    (run,) = Grid(("grpo",), tmp_path / "out", "addition", 1, given).plan()
     run.folder.create(run.config)
     put(tmp_path / "out" / place)
     before = everything(tmp_path)

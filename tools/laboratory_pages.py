@@ -12,10 +12,9 @@ from pathlib import Path
 from statistics import fmean, median, mode
 from typing import Any, NamedTuple
 
-from trimtab.experiments.compare import markdown_table
 from trimtab.intervals import SeedDifference, seed_difference
 from trimtab.objectives import ATTACHMENTS
-from trimtab.text import NOTHING, number, percent
+from trimtab.text import NOTHING, markdown_table, number, percent
 
 RESULTS = Path(__file__).parent.parent / "benchmarks/results"
 TARGET = float(ATTACHMENTS["trim"].options["floor"])  # where no run of a part has another

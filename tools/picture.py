@@ -15,10 +15,9 @@ from pathlib import Path
 from rich.console import Console
 
 from trimtab.console.display import RunDisplay
-from trimtab.console.summary_text import describe_model, describe_task
 from trimtab.record import open_run
 from trimtab.trainer.config import load
-from trimtab.trainer.train import SampleText
+from trimtab.trainer.train import SampleText, describe_model, describe_task
 
 
 def picture(run: Path) -> str:

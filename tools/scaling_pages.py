@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from trimtab.experiments.compare.report import markdown_table
+from trimtab.text import markdown_table
 
 RESULTS = Path(__file__).parent.parent / "benchmarks/results"
 PARTS = ("sampling", "scoring", "updates", "collectives", "responses, pickled")

@@ -11,12 +11,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from trimtab.experiments.compare import markdown_table
-from trimtab.experiments.stress import AxisTable, read_stress
-from trimtab.experiments.stress.figures import RunFigures
-from trimtab.experiments.stress.tables import HEADS
+from trimtab.experiments.grid import AxisTable, RunFigures, read_stress
+from trimtab.experiments.grid.stress import HEADS
 from trimtab.intervals import t_quantile
-from trimtab.text import percent
+from trimtab.text import markdown_table, percent
 
 RESULTS = Path(__file__).parent.parent / "benchmarks/results"
 CELL, ROW, LETTER, TOP = 92, 34, 7, 74  # pixels of the picture
@@ -35,7 +33,7 @@ def stress_tables(name: str) -> str:
     """The tables of one result: margins, and survivors by setting."""
     parts = []
     for found in axis_tables(name):
-        run = {each.cell.objective for each in found.runs}
+        run = {each.objective for each in found.runs}
         table = replace(found, objectives=[each for each in found.objectives if each in run])  # no empty rows
         parts += [f"Along `{table.axis.key}`:", markdown_table(HEADS, table.rows()), table.legend()]
         parts += ["Seeds that survive, and mean accuracy at the end:"]

@@ -343,17 +343,14 @@ def compare(
     from rich.console import Console
 
     from trimtab.console import recipe_name
-    from trimtab.experiments.compare import Comparison, plan_runs, show_comparison
+    from trimtab.experiments.grid import Grid, show_grid
     from trimtab.insight.report import try_report
 
     where = out or Path("runs") / f"compare-{recipe_name(recipe)}"
     make_optional(sys.stdout)  # the tables are in files too
-    comparison = Comparison(tuple(objectives), where, recipe, seeds, tuple(settings or ()), jobs)
-
-    def write_report(folders: list[Path]) -> Path | None:
-        return try_report(folders, print_error, where / "report.html")
-
-    raise typer.Exit(show_comparison(comparison, plan_runs(comparison), Console(), write_report))
+    grid = Grid(tuple(objectives), where, recipe, seeds, tuple(settings or ()), jobs)
+    page = where / "report.html"
+    raise typer.Exit(show_grid(grid, Console(), lambda folders: try_report(folders, print_error, page)))
 
 
 @app.command()
@@ -376,15 +373,14 @@ def stress(
     from rich.console import Console
 
     from trimtab.console import recipe_name
-    from trimtab.experiments.stress import StressTest, parse_axis, show_stress
+    from trimtab.experiments.grid import Grid, parse_axis, show_grid
     from trimtab.insight.report import try_report
 
     where = out or Path("runs") / f"stress-{recipe_name(recipe)}"
     make_optional(sys.stdout)  # the tables are in files too
     axes = tuple(parse_axis(each) for each in axis)
-    test = StressTest(tuple(objectives), axes, where, recipe, seeds, tuple(settings or ()), jobs, search)
-
-    raise typer.Exit(show_stress(test, Console(), lambda folder: try_report([folder], print_error)))
+    grid = Grid(tuple(objectives), where, recipe, seeds, tuple(settings or ()), jobs, axes, search)
+    raise typer.Exit(show_grid(grid, Console(), lambda folders: try_report(folders, print_error)))
 
 
 @app.command()

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from trimtab.console import INVALID, STOPPED, TrainRequest, hide_progress_bars, slug, train_in_folder
+from trimtab.console import TrainRequest, hide_progress_bars, train_in_folder
 from trimtab.insight.alarms import alarm_monitor
 from trimtab.insight.report import try_report
-from trimtab.text import printable
+from trimtab.text import printable, slug
 from trimtab.trainer.config import load
 from trimtab.trainer.parallel import World
-from trimtab.trainer.train import SavedRun, load_run
+from trimtab.trainer.train import INVALID, STOPPED, SavedRun, load_run
 
 __all__ = ["SavedRun", "load_run", "train"]
 

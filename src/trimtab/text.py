@@ -96,6 +96,19 @@ def shown(value: object, longest: int = 80) -> str:
     return shorten(text, longest)
 
 
+def slug(text: str) -> str:
+    """Return a text, such as an objective's name, as a folder name: `sspo + s2t` is `sspo+s2t`."""
+    tight = re.sub(r"\s*\+\s*", "+", text.strip())
+    return re.sub(r"[^\w.+=,-]+", "-", tight).strip("-")
+
+
+def markdown_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *body]
+    # A bar in a cell, as in an error message, would end it.
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
 def cut_middle(text: str, kept: int, left_out: str = LEFT_OUT) -> str:
     """Return `kept` characters of a longer text, from its beginning and its end, with a note of what is left out."""
     if len(text) <= kept:

@@ -19,13 +19,12 @@ from typer.testing import CliRunner
 
 from helpers.own_process import Terminal, exit_code, in_own_process, run_command, wait_until
 from trimtab.cli import app
-from trimtab.console.launch import STOPPED
-from trimtab.experiments.compare.processes import ProcessPool, Watch
-from trimtab.experiments.compare.report import as_json, as_markdown, as_table, differences, make_rows, sparklines
-from trimtab.experiments.compare.runs import CompareRun, Comparison, RunOutcome, plan_runs
+from trimtab.experiments.grid import Grid, GridRun, ProcessPool, RunOutcome
+from trimtab.experiments.grid.comparison import as_json, as_markdown, as_table, differences, make_rows, sparklines
+from trimtab.experiments.grid.pool import Watch
 from trimtab.files import locked, mark_folder
 from trimtab.text import BARS
-from trimtab.trainer.train.run_folder import resolved_toml
+from trimtab.trainer.train import STOPPED, resolved_toml
 
 RECIPE = """
 [task]
@@ -56,8 +55,8 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def comparison(recipe: str, out: Path, *objectives: str, **options: Any) -> Comparison:
-    return Comparison(objectives, out, recipe, **options)
+def comparison(recipe: str, out: Path, *objectives: str, **options: Any) -> Grid:
+    return Grid(objectives, out, recipe, **options)
 
 
 def compare(*words: str) -> Any:
@@ -124,7 +123,7 @@ def test_a_second_time_only_what_is_missing_is_run_and_shares_the_warm_start(
 
 
 def test_an_unfinished_run_is_resumed(recipe: str, tmp_path: Path) -> None:
-    (run,) = plan_runs(comparison(recipe, tmp_path, "stapo", seeds=1))
+    (run,) = comparison(recipe, tmp_path, "stapo", seeds=1).plan()
     assert (run.state(), run.command()[-2:]) == ("new", ["--out", str(run.folder.path)])
     ended(run, [0.1, 0.4], [1.0])
     assert (run.state(), run.command()[-2:]) == ("unfinished", ["--resume", str(run.folder.path)])
@@ -185,7 +184,7 @@ def test_a_second_comparison_in_the_same_folder_is_refused_and_touches_nothing(r
 
 def test_every_objective_runs_with_every_seed_and_every_setting(recipe: str, tmp_path: Path) -> None:
     settings = ("run.seed=7", "objective.scope=micro", "update.lr=0.5")
-    runs = plan_runs(comparison(recipe, tmp_path, "stapo", "sspo + s2t", seeds=2, settings=settings))
+    runs = comparison(recipe, tmp_path, "stapo", "sspo + s2t", seeds=2, settings=settings).plan()
     assert [run.name for run in runs] == ["stapo-seed7", "stapo-seed8", "sspo+s2t-seed7", "sspo+s2t-seed8"]
     assert [run.config.run.seed for run in runs] == [7, 8, 7, 8]
     assert {run.config.build_objective().scope for run in runs} == {"micro"}
@@ -199,14 +198,14 @@ def test_every_objective_runs_with_every_seed_and_every_setting(recipe: str, tmp
 def pool(recipe: str, out: Path, monkeypatch: pytest.MonkeyPatch, code: str, **options: Any) -> ProcessPool:
     """Runs that execute a line of Python; `folder` in it is the run's folder."""
 
-    def command(run: CompareRun) -> list[str]:
+    def command(run: GridRun) -> list[str]:
         head = f"import os, signal, sys, time, pathlib; folder = pathlib.Path({str(run.folder.path)!r}); "
         return [sys.executable, "-c", head + code.replace("OBJECTIVE", repr(run.objective))]
 
-    monkeypatch.setattr(CompareRun, "command", command)
+    monkeypatch.setattr(GridRun, "command", command)
     asked = comparison(recipe, out, "stapo", "grpo", seeds=2, **options)
     lines: list[str] = []
-    return ProcessPool(plan_runs(asked), asked.jobs, lines.append)
+    return ProcessPool(asked.plan(), asked.jobs, lines.append)
 
 
 # A run that ends once so many runs have started; if they never do, it fails after a minute.
@@ -279,7 +278,7 @@ def signal_when(out: Path, *numbers: int, files: str = "*/ready", count: int = 2
     """Raise these signals in this process, once, as soon as so many of these files are there."""
     left = list(numbers)
 
-    def watch(running: list[CompareRun], outcomes: list[RunOutcome]) -> None:
+    def watch(running: list[GridRun], outcomes: list[RunOutcome]) -> None:
         while left and len(list(out.glob(files))) >= count:
             signal.raise_signal(left.pop(0))
 
@@ -305,7 +304,7 @@ def test_after_an_error_of_the_comparison_its_runs_stop_well(
 ) -> None:
     processes = pool(recipe, tmp_path, monkeypatch, LONG, jobs=2)
 
-    def fail(running: list[CompareRun], outcomes: list[RunOutcome]) -> None:
+    def fail(running: list[GridRun], outcomes: list[RunOutcome]) -> None:
         if len(list(tmp_path.glob("*/ready"))) == 2:
             raise OSError("no space left on device")
 
@@ -373,7 +372,7 @@ def test_a_run_that_starts_while_ctrl_c_is_pressed_is_not_lost(
     processes = pool(recipe, tmp_path, monkeypatch, LONG, jobs=2)
     with monkeypatch.context() as patched:
         popen = SimpleNamespace(PIPE=subprocess.PIPE, Popen=start)
-        patched.setattr("trimtab.experiments.compare.processes.subprocess", popen)
+        patched.setattr("trimtab.experiments.grid.pool.subprocess", popen)
         outcomes = processes.run()
     assert [process.poll() is not None for process in started] == [True]  # and no other was started
     assert [outcome.why for outcome in outcomes] == ["interrupted"] + ["not run: interrupted"] * 3
@@ -396,7 +395,7 @@ def test_an_ignored_ctrl_c_stays_ignored_but_the_runs_can_be_stopped_all_the_sam
 # Numbers.
 
 
-def ended(run: CompareRun, accuracy: list[float], entropy: list[float], state: Any = "finished") -> RunOutcome:
+def ended(run: GridRun, accuracy: list[float], entropy: list[float], state: Any = "finished") -> RunOutcome:
     """Make a run's folder with these numbers in it."""
     run.folder.path.mkdir(parents=True)
     (run.folder.path / "config.toml").write_text(resolved_toml(run.config))
@@ -410,7 +409,7 @@ def ended(run: CompareRun, accuracy: list[float], entropy: list[float], state: A
 
 def test_means_and_spreads_are_over_seeds(recipe: str, tmp_path: Path) -> None:
     asked = comparison(recipe, tmp_path, "stapo", "grpo", seeds=2)
-    one, two, three, four = plan_runs(asked)
+    one, two, three, four = asked.plan()
     rows = make_rows(
         [
             ended(one, [0.1, 0.4], [1.0]),
@@ -435,7 +434,7 @@ def test_means_and_spreads_are_over_seeds(recipe: str, tmp_path: Path) -> None:
 def test_objectives_are_compared_with_the_first_seed_by_seed(recipe: str, tmp_path: Path) -> None:
     asked = comparison(recipe, tmp_path, "stapo", "grpo", seeds=3)
     ours, theirs = [0.5, 0.6, 0.7], [0.4, 0.4, 0.4]
-    made = zip(plan_runs(asked), [*theirs, *ours], strict=True)
+    made = zip(asked.plan(), [*theirs, *ours], strict=True)
     rows = make_rows([ended(run, [0.1, right], [1.0], "failed" if right == 0.7 else "finished") for run, right in made])
     found = differences(rows)["grpo"]["accuracy_end"]
     assert (found.mean, found.pairs, found.agree, found.unpaired) == (pytest.approx(0.15), 2, 2, 1)
@@ -447,13 +446,13 @@ def test_objectives_are_compared_with_the_first_seed_by_seed(recipe: str, tmp_pa
     assert stored["grpo"]["differences"]["accuracy_end"]["mean"] == pytest.approx(0.15)
     assert stored["stapo"]["differences"] == {}
     asked = comparison(recipe, tmp_path / "1", "stapo", "grpo", seeds=1)
-    one = make_rows([ended(run, [0.1, 0.5], [1.0]) for run in plan_runs(asked)])
+    one = make_rows([ended(run, [0.1, 0.5], [1.0]) for run in asked.plan()])
     assert "| +0.0 | - | 0 of 1 |" in as_markdown(asked, one)
 
 
 def test_the_tables_fit_a_terminal_of_80_columns(recipe: str, tmp_path: Path) -> None:
     names = "stapo + stare(adaptive=true)", "sspo + trim(floor=0.25)"
-    runs = plan_runs(comparison(recipe, tmp_path, *names, seeds=3))
+    runs = comparison(recipe, tmp_path, *names, seeds=3).plan()
     outcomes = [ended(run, [0.123, 0.5 + n / 100, 0.6], [1.23, 0.5 + n]) for n, run in enumerate(runs)]
     for outcome in outcomes:
         outcome.run.folder.append_metrics({"step": 3, "eval/score": -12.5, "tokens/silenced_share": 0.000123,
@@ -470,7 +469,7 @@ def test_the_tables_fit_a_terminal_of_80_columns(recipe: str, tmp_path: Path) ->
 
 def test_scores_are_compared_where_rules_give_them(recipe: str, tmp_path: Path) -> None:
     asked = comparison(recipe, tmp_path, "stapo", "grpo", seeds=1)
-    outcomes = [ended(run, [0.1, 0.4], [1.0]) for run in plan_runs(asked)]
+    outcomes = [ended(run, [0.1, 0.4], [1.0]) for run in asked.plan()]
     assert "score start" not in as_markdown(asked, make_rows(outcomes))
     for outcome, score in zip(outcomes, (0.25, 0.75), strict=True):
         outcome.run.folder.append_metrics({"step": 2, "eval/score": score})
@@ -480,7 +479,7 @@ def test_scores_are_compared_where_rules_give_them(recipe: str, tmp_path: Path) 
 
 
 def test_curves_of_a_column_share_one_scale(recipe: str, tmp_path: Path) -> None:
-    low, high = plan_runs(comparison(recipe, tmp_path, "stapo", "grpo", seeds=1))
+    low, high = comparison(recipe, tmp_path, "stapo", "grpo", seeds=1).plan()
     rows = make_rows([ended(low, [0.0, 0.0], [1.0]), ended(high, [0.0, 1.0], [1.0])])
     assert sparklines(rows, "held-out accuracy", BARS) == ["0.00 ▁▁ 0.00", "0.00 ▁█ 1.00"]
 

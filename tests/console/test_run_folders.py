@@ -16,8 +16,8 @@ import pytest
 
 from helpers.train.short_runs import SETTINGS, contents
 from trimtab.console import launch
-from trimtab.console.launch import INVALID, launch_run, resolve_request
-from trimtab.trainer.train import checkpoints, run_state
+from trimtab.console.launch import launch_run, resolve_request
+from trimtab.trainer.train import INVALID, checkpoints, run_state
 from trimtab.trainer.train import run as run_module
 from trimtab.trainer.train.run import Run
 from trimtab.trainer.train.run_folder import RunFolder

@@ -14,12 +14,14 @@ import torch
 from typer.testing import CliRunner, Result
 
 from trimtab.cli import app
-from trimtab.console.launch import TrainRequest, claim_folder, recipe_name, slug
-from trimtab.console.summary_text import accuracy_change, closing_summary, fit_lines, summarize_metrics
-from trimtab.experiments.compare import Comparison, plan_runs
+from trimtab.console.launch import TrainRequest, claim_folder, recipe_name
+from trimtab.console.summary_text import closing_summary, fit_lines
+from trimtab.experiments.grid import Grid
+from trimtab.text import slug
 from trimtab.trainer.config import load
 from trimtab.trainer.model import Policy
 from trimtab.trainer.sampling import NativeSampler
+from trimtab.trainer.train import accuracy_change, summarize_metrics
 from trimtab.trainer.train.metrics import StepResult
 from trimtab.trainer.train.reporting import SilentReporter
 from trimtab.trainer.train.run import Run
@@ -223,7 +225,7 @@ def test_the_comparison_that_the_summary_recommends_keeps_the_settings_of_the_ru
     output = train("tiny.toml", "--out", "a", "--set", "run.steps=1", "--set", "update.lr=0.02").output
     (command,) = (line.split() for line in output.splitlines() if "trimtab compare" in line)
     assert command[2:] == ["stapo", "grpo", "--seeds", "3", "--recipe", "a/config.toml"]
-    planned = plan_runs(Comparison(tuple(command[2:4]), here / "compared", command[-1], int(command[5])))
+    planned = Grid(tuple(command[2:4]), here / "compared", command[-1], int(command[5])).plan()
     assert {(run.objective, run.seed) for run in planned} == {(n, s) for n in ("stapo", "grpo") for s in range(3)}
     assert {(run.config.run.steps, run.config.update.lr) for run in planned} == {(1, 0.02)}
 

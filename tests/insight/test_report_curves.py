@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.insight.report_runs import Made, data_of, decode_array, make_run
-from trimtab.console.summary_text import summarize_metrics
-from trimtab.experiments.compare.report import LEGEND
+from trimtab.experiments.grid.comparison import LEGEND
 from trimtab.insight.report import write_report
 from trimtab.insight.report.curves import (
     FEWEST_POINTS,
@@ -24,6 +23,7 @@ from trimtab.insight.report.curves import (
     points_per_curve,
 )
 from trimtab.insight.report.run_files import MetricCurve, read_run
+from trimtab.trainer.train import summarize_metrics
 
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=400).map(lambda v: np.array(v, np.float32))
 

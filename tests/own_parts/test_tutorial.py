@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 import trimtab as tt
 from trimtab import own_parts
 from trimtab.cli import app
-from trimtab.experiments.compare import Comparison, plan_runs
-from trimtab.experiments.stress import StressTest, parse_axis
+from trimtab.experiments.grid import Grid, parse_axis
 from trimtab.trainer.config import load
 
 WriteFile = Callable[[str, str], Path]
@@ -81,10 +80,10 @@ def test_a_file_of_ones_own_from_the_dry_run_to_the_replay(project: Path, monkey
 
 
 def test_others_plan_to_compare_and_stress_it(project: Path) -> None:
-    runs = plan_runs(Comparison((GENTLE, f"{GENTLE} + s2t"), Path("out"), "project/mine.toml", seeds=1))
+    runs = Grid((GENTLE, f"{GENTLE} + s2t"), Path("out"), "project/mine.toml", seeds=1).plan()
     assert [run.name for run in runs] == ["python-mine-gentle-seed0", "python-mine-gentle+s2t-seed0"]
     axes = (parse_axis("objective.softness=0.2,1"),)
-    StressTest((GENTLE,), axes, Path("out"), "project/mine.toml", seeds=1).check()
+    Grid((GENTLE,), Path("out"), "project/mine.toml", seeds=1, axes=axes).plan()
 
 
 @pytest.mark.slow

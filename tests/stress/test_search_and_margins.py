@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from trimtab.experiments.stress.figures import RunFigures, margins, stable_value
-from trimtab.experiments.stress.grid import Axis, Cell, parse_axis
-from trimtab.experiments.stress.search import check_search, next_value
+from trimtab.experiments.grid import Axis, AxisTable, RunFigures, parse_axis
+from trimtab.experiments.grid.plan import check_search, next_value
 
 LR = Axis("update.lr", ("1", "2", "4", "8"))
 
 
 def run(objective: str, value: str, seed: int, survived: bool | None) -> RunFigures:
-    cell = Cell(objective, LR.key, value)
-    return RunFigures(cell, seed, "", "", "", survived, "", None, 1, 0.0, 0.5, None, None, {}, 1.0, {})
+    return RunFigures(
+        objective, LR.key, value, seed, "", "", "", survived, "", None, 1, 0.0, 0.5, None, None, {}, 1.0, {}
+    )
 
 
 def runs(objective: str, **survivors: str) -> list[RunFigures]:
@@ -27,27 +27,27 @@ def runs(objective: str, **survivors: str) -> list[RunFigures]:
 
 def test_a_margin_is_the_strongest_stress_that_two_of_three_seeds_survive() -> None:
     grid = runs("a", x1="111", x2="110", x4="100", x8="000") + runs("b", x1="111", x2="111", x4="111", x8="011")
-    found = margins(grid, ["a", "b"], LR)
+    found = AxisTable(LR, ["a", "b"], grid).margins
     assert (found["a"].value, found["b"].value) == ("2", "8")
     assert (found["a"].multiple, found["b"].multiple) == (1.0, 4.0)
     assert (found["a"].low, found["a"].high) == ("1", "4")
-    assert stable_value(grid, ["a", "b"], LR) == "2"
+    assert AxisTable(LR, ["a", "b"], grid).stable == "2"
 
 
 def test_an_objective_that_survives_nothing_has_no_margin() -> None:
     grid = runs("a", x1="000", x2="000") + runs("b", x1="111", x2="000")
-    found = margins(grid, ["a", "b"], LR)
+    found = AxisTable(LR, ["a", "b"], grid).margins
     assert found["a"].value is None
     assert found["b"].multiple is None
-    assert stable_value(grid, ["a", "b"], LR) is None
+    assert AxisTable(LR, ["a", "b"], grid).stable is None
 
 
 def test_a_setting_holds_only_if_enough_seeds_are_known_to_survive() -> None:
-    assert margins(runs("a", x1="111", x2="11?", x4="1??", x8="???"), ["a"], LR)["a"].value == "2"
+    assert AxisTable(LR, ["a"], runs("a", x1="111", x2="11?", x4="1??", x8="???")).margins["a"].value == "2"
 
 
 def test_one_seed_has_a_margin_without_an_interval() -> None:
-    found = margins(runs("a", x1="1", x2="0"), ["a"], LR)["a"]
+    found = AxisTable(LR, ["a"], runs("a", x1="1", x2="0")).margins["a"]
     assert (found.value, found.low, found.high) == ("1", None, None)
 
 

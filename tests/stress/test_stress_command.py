@@ -18,9 +18,8 @@ from typer.testing import CliRunner, Result
 
 from helpers.insight.report_runs import data_of
 from trimtab.cli import app
-from trimtab.experiments.compare import CompareRun
-from trimtab.experiments.stress import StressTest, parse_axis, read_stress, show_stress
-from trimtab.experiments.stress.tables import as_table
+from trimtab.experiments.grid import Grid, GridRun, parse_axis, read_stress, show_grid
+from trimtab.experiments.grid.stress import as_table
 from trimtab.files import locked
 from trimtab.trainer.config import load
 from trimtab.trainer.train.run_folder import resolved_toml
@@ -85,7 +84,7 @@ class InThisProcess:
 
 def run_in_this_process(patch: pytest.MonkeyPatch) -> None:
     popen = SimpleNamespace(PIPE=subprocess.PIPE, Popen=InThisProcess)
-    patch.setattr("trimtab.experiments.compare.processes.subprocess", popen)
+    patch.setattr("trimtab.experiments.grid.pool.subprocess", popen)
 
 
 @pytest.fixture(scope="module")
@@ -163,11 +162,11 @@ def test_a_second_time_nothing_is_run_and_more_values_run_only_what_is_new(
 # Runs that only pretend to train: their files are written as they start.
 
 STEPS = 60
-Script = Callable[[CompareRun], list[str]]
+Script = Callable[[GridRun], list[str]]
 WAIT = "cat > /dev/null"  # until the input ends, which stops a run
 
 
-def metrics(run: CompareRun, accuracy: Callable[[int], float], last: int) -> None:
+def metrics(run: GridRun, accuracy: Callable[[int], float], last: int) -> None:
     """Write a run's files up to a step."""
     run.folder.path.mkdir(parents=True, exist_ok=True)
     run.folder.config.write_text(resolved_toml(run.config))
@@ -176,29 +175,29 @@ def metrics(run: CompareRun, accuracy: Callable[[int], float], last: int) -> Non
         run.folder.append_metrics({"step": step, "eval/accuracy": accuracy(step), "policy/entropy": 0.5})
 
 
-def learns(run: CompareRun) -> list[str]:
+def learns(run: GridRun) -> list[str]:
     metrics(run, lambda step: 0.4 + step / 1000, STEPS)
     (run.folder.path / "model").mkdir(exist_ok=True)
     return ["true"]
 
 
-def collapses(run: CompareRun) -> list[str]:
+def collapses(run: GridRun) -> list[str]:
     metrics(run, lambda step: 0.4 if step < 5 else 0.0, 25)
     return ["sh", "-c", f"{WAIT}; exit 3"]
 
 
-def comes_back(run: CompareRun) -> list[str]:
+def comes_back(run: GridRun) -> list[str]:
     metrics(run, lambda step: 0.4 if step < 5 else 0.0, 25)
     line = json.dumps({"step": 26, "eval/accuracy": 0.4})
     return ["sh", "-c", f"{WAIT}; echo '{line}' >> '{run.folder.metrics}'; exit 3"]
 
 
-def goes_on(run: CompareRun) -> list[str]:
+def goes_on(run: GridRun) -> list[str]:
     metrics(run, lambda step: 0.4, 7)
     return ["sh", "-c", f"{WAIT}; exit 3"]
 
 
-def fails(run: CompareRun) -> list[str]:
+def fails(run: GridRun) -> list[str]:
     return ["sh", "-c", "echo 'trimtab: out of memory' >&2; exit 2"]
 
 
@@ -211,7 +210,7 @@ class Pretended:
     scripts: Callable[[str, float], Script]
     started: list[str] = field(default_factory=list)
 
-    def command(self, run: CompareRun) -> list[str]:
+    def command(self, run: GridRun) -> list[str]:
         self.started.append(run.name)
         return self.scripts(run.objective, run.config.update.lr)(run)
 
@@ -226,10 +225,10 @@ class Pretended:
 def pretended(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     made = Pretended(recipe, tmp_path / "out", lambda objective, lr: learns)
 
-    def command(run: CompareRun) -> list[str]:  # a function, since a bound method would not get the run
+    def command(run: GridRun) -> list[str]:  # a function, since a bound method would not get the run
         return made.command(run)
 
-    monkeypatch.setattr(CompareRun, "command", command)
+    monkeypatch.setattr(GridRun, "command", command)
     return made
 
 
@@ -248,12 +247,12 @@ def test_a_run_that_has_collapsed_is_ended_early_counted_as_such_and_not_resumed
     assert (pretended.out / "stress.json").read_text() == stored
 
 
-def falls_late(run: CompareRun) -> list[str]:
+def falls_late(run: GridRun) -> list[str]:
     metrics(run, lambda step: 0.5 if step < STEPS - 3 else 0.0, STEPS)
     return ["true"]
 
 
-def ends_early(run: CompareRun) -> list[str]:
+def ends_early(run: GridRun) -> list[str]:
     metrics(run, lambda step: 0.5, 8)
     return ["sh", "-c", "echo 'trimtab: stopped after step 8: an alarm' >&2; exit 3"]
 
@@ -278,7 +277,7 @@ def test_a_run_that_ends_too_early_to_be_judged_has_no_verdict(pretended: Preten
     assert run["end"] in result.output
 
 
-def gets_better_numbers(run: CompareRun) -> list[str]:
+def gets_better_numbers(run: GridRun) -> list[str]:
     metrics(run, lambda step: 0.0, STEPS)
     for step in range(STEPS + 1):
         run.folder.append_metrics({"step": step, "eval/score": 0.05 + step / 100})
@@ -341,11 +340,11 @@ def test_if_all_runs_fail_there_are_tables_but_no_report(pretended: Pretended) -
 
 
 @contextmanager
-def interrupting(runs: list[CompareRun], console: Console) -> Iterator[Any]:
+def interrupting(runs: list[GridRun], console: Console) -> Iterator[Any]:
     """Press Ctrl-C once two runs are running."""
     left = [signal.SIGINT]
 
-    def watch(running: list[CompareRun], outcomes: list[Any]) -> None:
+    def watch(running: list[GridRun], outcomes: list[Any]) -> None:
         if len(running) == 2 and left:
             signal.raise_signal(left.pop())
 
@@ -355,7 +354,7 @@ def interrupting(runs: list[CompareRun], console: Console) -> Iterator[Any]:
 def test_a_stopped_test_resumes_what_it_had_begun(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
     pretended.scripts = lambda objective, lr: goes_on
     with monkeypatch.context() as patch:
-        patch.setattr("trimtab.experiments.stress.command.progress_bars", interrupting)
+        patch.setattr("trimtab.experiments.grid.command.progress_bars", interrupting)
         result = pretended.stress()
     assert result.exit_code == 3 and "the same command resumes the stress test" in result.output
     ends = [run["end"] for run in figures(pretended.out).values()]
@@ -476,9 +475,9 @@ def test_hostile_values_stay_text_everywhere(pretended: Pretended) -> None:
 
 def test_a_terminal_breaks_the_legend_between_words(pretended: Pretended) -> None:
     settings = (f"run.steps={STEPS}", "warm_start.steps=0")
-    test = StressTest(("grpo", "dapo"), (parse_axis(LR),), pretended.out, pretended.recipe, 1, settings)
+    test = Grid(("grpo", "dapo"), pretended.out, pretended.recipe, 1, settings, axes=(parse_axis(LR),))
     console = Console(force_terminal=True, width=60, record=True)
-    assert show_stress(test, console) == 0
+    assert show_grid(test, console) == 0
     legend = console.export_text().partition("Margin: the")[2].partition("or clipped.")[0].splitlines()
     assert len(legend) > 4 and all(len(line) <= 60 for line in legend)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers.stress.made_stress import made_stress
-from trimtab.experiments.stress import AxisTable, describe, headline, read_stress
-from trimtab.experiments.stress.grid import parse_axis
-from trimtab.experiments.stress.search import possible_values
+from trimtab.experiments.grid import AxisTable, parse_axis, read_stress
+from trimtab.experiments.grid.plan import possible_values
 
 
 def table(folder: Path, objectives: tuple[str, ...], **survivors: tuple[str, ...]) -> AxisTable:
@@ -37,38 +37,38 @@ def table(folder: Path, objectives: tuple[str, ...], **survivors: tuple[str, ...
 def test_the_headline_says_what_was_pushed_and_who_held_longest(
     tmp_path: Path, one: tuple[str, str], two: tuple[str, str], sentence: str
 ) -> None:
-    assert headline(table(tmp_path, ("a", "b"), x1=one, x2=two)) == f"update.lr was pushed from 1 to 2: {sentence}"
+    assert table(tmp_path, ("a", "b"), x1=one, x2=two).headline() == f"update.lr was pushed from 1 to 2: {sentence}"
 
 
 def test_one_objective_and_one_value_have_a_headline_too(tmp_path: Path) -> None:
     assert (
-        headline(table(tmp_path, ("a",), x1=("1",))) == "update.lr was 1: a held up to 1. Nothing stronger was tried."
+        table(tmp_path, ("a",), x1=("1",)).headline() == "update.lr was 1: a held up to 1. Nothing stronger was tried."
     )
-    assert headline(table(tmp_path, ("a",), x1=("?",))) == "update.lr: no run has finished yet."
+    assert table(tmp_path, ("a",), x1=("?",)).headline() == "update.lr: no run has finished yet."
 
 
 def test_each_objective_is_described_with_its_interval_and_what_happens_beyond(tmp_path: Path) -> None:
     made = table(
         tmp_path, ("a", "b", "c"), x1=("111", "111", "000"), x2=("110", "111", "000"), x4=("000", "111", "0??")
     )
-    assert describe(made, "a") == (
+    assert made.describe("a") == (
         "a holds up to update.lr = 2 (2 of 3 seeds survive, 95 % interval 1 to 2). "
         "At 4, 0 of 3 seeds survive, and collapses are at step 12 (median)."
     )
-    assert describe(made, "b") == (
+    assert made.describe("b") == (
         "b holds up to update.lr = 4 (3 of 3 seeds survive), 2 times a's. Nothing stronger was tried."
     )
-    assert describe(made, "c").startswith("c survives none of the values. At 1, 0 of 3 seeds survive")
-    assert describe(table(tmp_path, ("a",), x1=("?",)), "a") == "a: no run has finished yet."
+    assert made.describe("c").startswith("c survives none of the values. At 1, 0 of 3 seeds survive")
+    assert table(tmp_path, ("a",), x1=("?",)).describe("a") == "a: no run has finished yet."
 
 
 def test_runs_that_never_learned_are_told_apart_from_those_that_collapsed(tmp_path: Path) -> None:
     made = table(tmp_path, ("a", "b"), x1=("--0", "---"))
-    assert describe(made, "a") == (
+    assert made.describe("a") == (
         "a survives none of the values. "
         "At 1, 0 of 3 seeds survive, and collapses are at step 12 (median); 2 of 3 never learned."
     )
-    assert describe(made, "b") == (
+    assert made.describe("b") == (
         "b survives none of the values. At 1, 0 of 3 seeds survive; no run collapsed, but none learned."
     )
 
@@ -95,7 +95,7 @@ def test_the_setting_that_all_survive_is_one_that_each_survives(tmp_path: Path) 
 def test_a_test_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     stored = json.loads((made_stress(tmp_path) / "stress.json").read_text())
     (read,) = read_stress(tmp_path).tables
-    assert [json.loads(json.dumps(run.as_json())) for run in read.runs] == stored["runs"]
+    assert [json.loads(json.dumps(asdict(run))) for run in read.runs] == stored["runs"]
     assert {name: margin.value for name, margin in read.margins.items()} == {
         name: margin["value"] for name, margin in stored["axes"][0]["margins"].items()
     }

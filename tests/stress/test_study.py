@@ -12,7 +12,7 @@ import torch
 import study
 import study_pages
 from result_file import about
-from trimtab.experiments.stress import parse_axis, read_stress
+from trimtab.experiments.grid import parse_axis, read_stress
 from trimtab.objectives import objective
 
 
@@ -37,7 +37,7 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lrs = ("update.lr=1e-4,1e-3",)
     small = study.Study("small", "demo", "addition", ("grpo", "stapo"), lrs, ("run.steps=11",), seeds=2)
     test = small.test(tmp_path / "runs")
-    for _, run in test.runs(test.cells())[:-1]:  # the last one has not been run
+    for run in test.runs(test.cells())[:-1]:  # the last one has not been run
         run.folder.create(run.config)
         lines = [{"step": step, "eval/accuracy": 0.5, "policy/entropy": 1.0} for step in range(12)]
         run.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -22,9 +22,9 @@ from helpers.train.short_runs import (
     short_run,
     trained,
 )
-from trimtab.console.launch import STOPPED as LAUNCH_STOPPED
-from trimtab.console.launch import UNSAVED, launch_run, resolve_request
-from trimtab.trainer.train import Run, RunStoppedError, checkpoints, run_state, train
+from trimtab.console.launch import launch_run, resolve_request
+from trimtab.trainer.train import STOPPED as LAUNCH_STOPPED
+from trimtab.trainer.train import UNSAVED, Run, RunStoppedError, checkpoints, run_state, train
 from trimtab.trainer.train.run_folder import RunFolder
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from helpers.train.short_runs import contents, short_run, trained
 from trimtab.cli import app
-from trimtab.experiments.compare import ProcessPool
+from trimtab.experiments.grid import ProcessPool
 from trimtab.trainer.model import load_policy
 from trimtab.trainer.train import Run, RunFolder, open_policy, read_inputs, resolved_toml, train
 from trimtab.trainer.train.inputs import input_changes, run_inputs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import signal
 import sys
@@ -16,28 +15,29 @@ from typing import Any
 
 from trimtab.console.display import LiveReporter
 from trimtab.console.reporters import PlainReporter
-from trimtab.console.summary_text import closing_summary, describe_model, describe_task, fit_lines
+from trimtab.console.summary_text import closing_summary, fit_lines
 from trimtab.stop_signals import STOP_SIGNALS, exit_code
-from trimtab.text import PrintLine, command
+from trimtab.text import PrintLine, command, slug
 from trimtab.trainer.config import Config, RunModel, find_checkpoint, find_recipe, find_run_model, load
 from trimtab.trainer.memory import is_out_of_memory, oom_message
 from trimtab.trainer.model import DEMO_MODELS
 from trimtab.trainer.parallel import LOST, LostProcessError, World, join_world
 from trimtab.trainer.train import (
+    INVALID,
+    STOPPED,
+    UNSAVED,
     Monitor,
     Reporter,
     Run,
     RunFolder,
     RunStoppedError,
     StopReason,
+    describe_model,
+    describe_task,
     export_model,
     follow_run,
     train,
 )
-
-# Exit codes: 2 as for a wrong command line; 3 is a run that ended early with a checkpoint. A run that a signal ends at
-# once has the code that shells report for it, 130 for Ctrl-C. 5 is a run whose last checkpoint could not be written.
-INVALID, STOPPED, UNSAVED = 2, 3, 5
 
 
 @dataclass(frozen=True)
@@ -320,9 +320,3 @@ def recipe_name(recipe: str) -> str:
     """Return a recipe's name for folders that are made from it; the config.toml of a run has the name of the run."""
     path = find_recipe(recipe)
     return path.absolute().parent.name if path.name == "config.toml" else path.stem
-
-
-def slug(objective: str) -> str:
-    """Return an objective's name as a folder name: `sspo + s2t` is `sspo+s2t`."""
-    tight = re.sub(r"\s*\+\s*", "+", objective.strip())
-    return re.sub(r"[^\w.+=,-]+", "-", tight).strip("-")

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.console import slug
 from trimtab.engines import common
 from trimtab.engines.engine_versions import check_version, missing_engine
 from trimtab.engines.trl import padded
@@ -25,6 +24,7 @@ from trimtab.engines.turns import ReplyText
 from trimtab.insight.alarms import AlarmMonitor, DetectorInput
 from trimtab.objectives import METHODS, LossOutput, Plan, TokenBatch, kl_estimate
 from trimtab.record import Manifest, RecordSettings
+from trimtab.text import slug
 from trimtab.trainer.config import AlarmsConfig, build_objective
 from trimtab.trainer.train import AlarmHandler, RunFolder, tokenizer_vocabulary
 

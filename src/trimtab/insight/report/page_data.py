@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.agents import ENDED, OUTCOMES
-from trimtab.console import END_WINDOW
 from trimtab.insight.replay import CriticalWeights, recorded_objective, torch_threads
 from trimtab.insight.report import summary_text
 from trimtab.insight.report.curves import axes_json, control_json, curves_json, groups_json, points_per_curve
@@ -23,7 +22,7 @@ from trimtab.insight.report.token_statistics import H_MAX, TokenStatistics
 from trimtab.insight.report.token_table import read_checked_step, token_table
 from trimtab.objectives import REASON_WORDS, EntropyGate, Objective, objective
 from trimtab.record import RecordError
-from trimtab.trainer.train import describe_metric
+from trimtab.trainer.train import END_WINDOW, describe_metric
 
 COMPARED_OBJECTIVES = ("grpo", "dapo", "gspo", "stapo", "stare", "sspo")
 MICROSCOPE_BYTES = 8_000_000  # of all runs together

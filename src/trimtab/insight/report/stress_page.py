@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from trimtab.collapse import DEFINITION
-from trimtab.experiments.stress import AxisTable, RunFigures, describe, headline, held_out_end, read_stress, survivors
+from trimtab.experiments.grid import AxisTable, RunFigures, held_out_end, read_stress
 from trimtab.insight.report.curves import curve_json, mean_and_std, points_per_curve
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve
@@ -57,7 +57,7 @@ def stress_page_data(folder: Path) -> tuple[str, dict[str, Any]]:
     data = {
         "title": title,
         "objectives": [truncated(name, LONGEST_NAME) for name in test.objectives],
-        "summary": [truncated(headline(table), 2_000) for table in tables],
+        "summary": [truncated(table.headline(), 2_000) for table in tables],
         "axes": [_axis_json(table, points_per_curve(len(runs))) for table in tables],
         "runs": [_run_json(run) for run in runs],
         "missing": [truncated(f"{run.folder}: {run.end}", 500) for run in runs if run.survived is None],
@@ -71,11 +71,11 @@ def _axis_json(table: AxisTable, points: int) -> dict[str, Any]:
     return {
         "key": truncated(table.axis.key, LONGEST_NAME),
         "meaning": _key_description(table.axis.key),
-        "headline": truncated(headline(table), 2_000),
+        "headline": truncated(table.headline(), 2_000),
         "values": [truncated(value, LONGEST_NAME) for value in table.values],
         "cells": [[_cell_json(table, name, value) for value in table.values] for name in table.objectives],
         "metrics": [_metric_json(table, points, *chart) for chart in CHARTS],
-        "sentences": [truncated(describe(table, name), 2_000) for name in table.objectives],
+        "sentences": [truncated(table.describe(name), 2_000) for name in table.objectives],
         "heads": HEADS,
         "rows": [[truncated(text, LONGEST_NAME) for text in row] for row in table.rows()],
         "legend": truncated(table.legend(), 2_000),
@@ -94,7 +94,7 @@ def _cell_json(table: AxisTable, objective: str, value: str) -> dict[str, Any]:
     runs, planned = table.cell(objective, value), table.runs_at(objective, value)
     accuracy = [run.accuracy_end for run in runs if run.accuracy_end is not None]
     score = [run.score_end for run in runs if run.score_end is not None]
-    kind, word = _verdict(runs, survivors(runs).get(value, False), bool(planned))
+    kind, word = _verdict(runs, table.survived(objective).get(value, False), bool(planned))
     return {
         "survived": sum(bool(run.survived) for run in runs),
         "runs": len(runs),
@@ -170,6 +170,6 @@ def _line_json(runs: Sequence[tuple[RunFigures, MetricCurve]], points: int) -> d
 
 def _run_json(run: RunFigures) -> list[str]:
     """Return the row of a run: how it ended, accuracy before and after, its folder."""
-    cell, start, end = run.cell, percent(run.accuracy_start), held_out_end([run])
-    row = [cell.objective, f"{cell.axis} = {cell.value}", str(run.seed), run.end, f"{start} → {end}", f"{run.steps:,}"]
+    start, end = percent(run.accuracy_start), held_out_end([run])
+    row = [run.objective, f"{run.axis} = {run.value}", str(run.seed), run.end, f"{start} → {end}", f"{run.steps:,}"]
     return [truncated(text, 500) for text in [*row, run.folder]]

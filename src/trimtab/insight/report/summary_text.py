@@ -9,13 +9,19 @@ from typing import Any
 import numpy as np
 
 from trimtab.collapse import METRICS, find_fall, merge_curves
-from trimtab.console import accuracy_change, describe_model, describe_task, silencing_advice, window_length
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
 from trimtab.own_parts import is_own
 from trimtab.text import clock, number, percent
 from trimtab.trainer.config import Config, parse_stored
-from trimtab.trainer.train import time_words
+from trimtab.trainer.train import (
+    accuracy_change,
+    describe_model,
+    describe_task,
+    silencing_advice,
+    time_words,
+    window_length,
+)
 
 _UNCHANGED = 0.02  # a smaller relative change counts as none
 MOST_NAMED = 10  # alarms that the summary names

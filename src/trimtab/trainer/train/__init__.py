@@ -30,17 +30,30 @@ from trimtab.trainer.train.responses import (
 from trimtab.trainer.train.run import Run
 from trimtab.trainer.train.run_folder import MetricsLog, RunFolder, config_changes, resolved_toml
 from trimtab.trainer.train.run_state import export_model
+from trimtab.trainer.train.run_words import (
+    END_WINDOW,
+    AccuracyChange,
+    RunSummary,
+    accuracy_change,
+    describe_model,
+    describe_task,
+    silencing_advice,
+    summarize_metrics,
+    window_length,
+)
 from trimtab.trainer.train.saved_run import SavedRun, load_run
-from trimtab.trainer.train.stop_reason import RunStoppedError, StopReason
+from trimtab.trainer.train.stop_reason import INVALID, STOPPED, UNSAVED, RunStoppedError, StopReason
 from trimtab.trainer.train.warm_cache import list_warm_starts, remove_warm_starts
 from trimtab.trainer.train.warm_start import check_problems, repeated_problems
 
 __all__ = [
-    "METRICS", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "Alarm", "AlarmHandler", "GradedResponse", "InputReader",
-    "MetricsLog", "Monitor", "Reporter", "Run", "RunFolder", "RunStoppedError", "SampleText", "SavedRun", "StopReason",
-    "ToolUse", "best_evaluation", "build_policy", "build_sampler", "build_task", "build_tool_use", "build_tools",
-    "check_problems", "check_prompts", "config_changes", "describe_metric", "encode_problems", "export_model",
-    "follow_run", "hub_note", "input_changes", "list_warm_starts", "load_run", "longest_prompt", "observed_entropy",
-    "open_policy", "prompt_lengths", "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml",
-    "some_problems", "time_words", "token_signals", "tokenizer_vocabulary", "train", "versions",
+    "END_WINDOW", "INVALID", "METRICS", "STOPPED", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "UNSAVED",
+    "AccuracyChange", "Alarm", "AlarmHandler", "GradedResponse", "InputReader", "MetricsLog", "Monitor", "Reporter",
+    "Run", "RunFolder", "RunStoppedError", "RunSummary", "SampleText", "SavedRun", "StopReason", "ToolUse",
+    "accuracy_change", "best_evaluation", "build_policy", "build_sampler", "build_task", "build_tool_use",
+    "build_tools", "check_problems", "check_prompts", "config_changes", "describe_metric", "describe_model",
+    "describe_task", "encode_problems", "export_model", "follow_run", "hub_note", "input_changes",
+    "list_warm_starts", "load_run", "longest_prompt", "observed_entropy", "open_policy", "prompt_lengths",
+    "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml", "silencing_advice", "some_problems",
+    "summarize_metrics", "time_words", "token_signals", "tokenizer_vocabulary", "train", "versions", "window_length",
 ]  # fmt: skip

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+# Exit codes: 2 as for a wrong command line; 3 is a run that ended early with a checkpoint. A run that a signal ends at
+# once has the code that shells report for it, 130 for Ctrl-C. 5 is a run whose last checkpoint could not be written.
+INVALID, STOPPED, UNSAVED = 2, 3, 5
+
 
 class StopReason(StrEnum):
     """Why a run ended."""

@@ -25,7 +25,7 @@ PRELOAD = [
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen3.modeling_qwen3",
     "trimtab.cli",
-    "trimtab.experiments.compare",
+    "trimtab.experiments.grid",
     "trimtab.console",
     "trimtab.experiments.evaluate",
     "trimtab.insight",

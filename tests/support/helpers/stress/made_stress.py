@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.experiments.stress.axis_table import axis_tables
-from trimtab.experiments.stress.figures import RunFigures
-from trimtab.experiments.stress.grid import Axis, Cell, StressTest
-from trimtab.experiments.stress.tables import as_json
+from trimtab.experiments.grid import Axis, Grid, RunFigures
+from trimtab.experiments.grid.runs import Cell
+from trimtab.experiments.grid.stress import as_json, axis_tables
 
 STEPS = 40
 FELL = 12  # the step at which a run that breaks falls
@@ -36,7 +35,7 @@ def made_run(cell: Cell, seed: int, ended: str) -> RunFigures:
     accuracy = [(step, 0.01 if step in fallen else 0.4 + 0.01 * step + 0.01 * seed) for step in range(0, steps + 1, 2)]
     entropy = [(step, 0.05 if step in fallen else 0.9 - 0.01 * step) for step in range(1, steps + 1)]
     return RunFigures(
-        cell=cell, seed=seed, folder=f"{cell.objective}-{cell.value}-seed{seed}",
+        **asdict(cell), seed=seed, folder=f"{cell.objective}-{cell.value}-seed{seed}",
         state="failed" if survived is None else "finished", why="", survived=survived, end=end[survived],
         collapse_step=FELL if survived is False else None, steps=steps, accuracy_start=0.4,
         accuracy_end=accuracy[-1][1] if steps else None, entropy_end=entropy[-1][1] if steps else None,
@@ -60,7 +59,7 @@ def made_stress(
         for name, seeds in zip(objectives, ends, strict=True)
         for seed, ended in enumerate(seeds)
     ]
-    test = StressTest(objectives, (Axis(key, tuple(survivors)),), folder)
+    test = Grid(objectives, folder, axes=(Axis(key, tuple(survivors)),))
     stored = json.loads(as_json(test, axis_tables(test, runs)))
     (folder / "stress.json").write_text(json.dumps({**stored, **(changes or {})}))
     return folder

@@ -1,4 +1,4 @@
-"""Run the processes of a comparison, so many at a time, and stop them when it is stopped itself."""
+"""Run the processes of a grid, so many at a time, and stop them when this process is stopped."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trimtab.console import STOPPED, summarize_metrics
-from trimtab.experiments.compare.runs import CompareRun, RunOutcome
+from trimtab.experiments.grid.runs import GridRun, RunOutcome
 from trimtab.stop_signals import STOP_AT_INPUT_END, StopRequest, deferred_stop
 from trimtab.text import PrintLine, clock, percent, printable
+from trimtab.trainer.train import STOPPED, summarize_metrics
 
 POLL = 0.2  # seconds between looks at the processes
 
-Watch = Callable[[list[CompareRun], list[RunOutcome]], object]
+Watch = Callable[[list[GridRun], list[RunOutcome]], object]
 
 
 @dataclass
@@ -32,15 +32,15 @@ class ProcessPool:
     # A process per run, not a worker pool: a run that crashes or is killed must not take others with it, and CUDA does
     # not give all memory back while its process lives.
 
-    runs: list[CompareRun]
+    runs: list[GridRun]
     at_once: int
     print_line: PrintLine
     watch: Watch = lambda running, outcomes: None
-    end_early: Callable[[CompareRun], str] = lambda run: ""
+    end_early: Callable[[GridRun], str] = lambda run: ""
     on_end: Callable[[RunOutcome], object] = lambda outcome: None
     outcomes: list[RunOutcome] = field(default_factory=list)
     stop_request: StopRequest = field(default_factory=StopRequest)
-    _running: list[tuple[CompareRun, subprocess.Popen[bytes], float]] = field(default_factory=list)
+    _running: list[tuple[GridRun, subprocess.Popen[bytes], float]] = field(default_factory=list)
     _ended_early: dict[str, str] = field(default_factory=dict)
     _stopping: bool = False
 
@@ -74,26 +74,26 @@ class ProcessPool:
         order = {run.name: number for number, run in enumerate(self.runs)}
         return sorted(self.outcomes, key=lambda outcome: order[outcome.run.name])
 
-    def _start_runs(self, waiting: list[CompareRun]) -> None:
+    def _start_runs(self, waiting: list[GridRun]) -> None:
         for run in list(waiting):
             if len(self._running) < self.at_once and not self._must_wait(run) and not self.stop_request:
                 waiting.remove(run)
                 self._start(run)
 
-    def _must_wait(self, run: CompareRun) -> bool:
+    def _must_wait(self, run: GridRun) -> bool:
         """Return whether another process is making this run's warm start, which both would otherwise compute."""
         if not (run.config.warm_start.steps and run.config.warm_start.cache):
             return False
         return any(other.seed == run.seed and not other.is_warm() for other, _, _ in self._running)
 
-    def _start(self, run: CompareRun) -> None:
+    def _start(self, run: GridRun) -> None:
         run.log.parent.mkdir(parents=True, exist_ok=True)
         if run.log.exists() and not run.log.is_file():  # opening a named pipe would block
             raise ValueError(f"{run.log} is not a regular file: remove it")
         self.print_line(f"{run.name}: {'resumes' if run.state() == 'unfinished' else 'starts'}")
         # Each run is by itself, also where torchrun has started this process.
-        own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-        environment = {**own, STOP_AT_INPUT_END: "1"}
+        environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        environment[STOP_AT_INPUT_END] = "1"
         if self.at_once > 1 and not run.config.run.threads:  # else each run would take all cores
             environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.at_once))
         with run.log.open("ab") as log:  # appended to, so that the log of a resumed run keeps its beginning
@@ -116,12 +116,12 @@ class ProcessPool:
             run, process, began = entry
             self._running.remove(entry)
             _close_input(process)
-            if run.name in self._ended_early and process.returncode >= 0:
-                self._report(RunOutcome(run, "stopped", self._ended_early[run.name]), clock(time.monotonic() - began))
-            elif self._stopping:
+            early = process.returncode >= 0 and self._ended_early.get(run.name)
+            if self._stopping and not early:
                 self.outcomes.append(RunOutcome(run, run.state(), "interrupted"))
             else:
-                self._report(_outcome(run, process.returncode), clock(time.monotonic() - began))
+                outcome = RunOutcome(run, "stopped", early) if early else _outcome(run, process.returncode)
+                self._report(outcome, clock(time.monotonic() - began))
 
     def _report(self, outcome: RunOutcome, note: str) -> None:
         self.outcomes.append(outcome)
@@ -165,7 +165,7 @@ def _close_input(process: subprocess.Popen[bytes]) -> None:
     process.stdin.close()
 
 
-def _outcome(run: CompareRun, code: int) -> RunOutcome:
+def _outcome(run: GridRun, code: int) -> RunOutcome:
     """Return the outcome of a process that ended with this exit code."""
     if code == 0:
         return RunOutcome(run, "finished")

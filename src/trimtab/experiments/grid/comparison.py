@@ -5,25 +5,21 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.console import END_WINDOW, STOPPED, summarize_metrics
-from trimtab.experiments.compare.processes import ProcessPool, Watch
-from trimtab.experiments.compare.runs import CompareRun, Comparison, RunOutcome
-from trimtab.files import locked, mark_folder, write_atomically
+from trimtab.experiments.grid.plan import Grid
+from trimtab.experiments.grid.runs import RunOutcome
 from trimtab.intervals import SeedDifference, seed_difference
-from trimtab.text import BARS, NOTHING, bars_for, number, percent, sparkline
+from trimtab.text import BARS, NOTHING, markdown_table, number, percent, sparkline
+from trimtab.trainer.train import END_WINDOW, summarize_metrics
 
 # Column, field of a RunSummary, and how it is formatted.
 COLUMNS: list[tuple[str, str, Callable[[float | None], str]]] = [
@@ -116,19 +112,12 @@ def _difference_cells(rows: Sequence[ObjectiveRow]) -> list[list[str]]:
     cells = []
     for objective, figures in differences(rows).items():
         for name, found in figures.items():
-            form = _points if name == "accuracy_end" else _signed
-            interval = f"{form(found.low)} to {form(found.high)}" if found.pairs > 1 else NOTHING
+            factor, digits = (100, 1) if name == "accuracy_end" else (1, 3)
+            mean, low, high = (f"{factor * value:+.{digits}f}" for value in (found.mean, found.low, found.high))
             pairs = f"{found.agree} of {found.pairs}" + (f", {found.unpaired} unpaired" if found.unpaired else "")
-            cells.append([objective, DIFFERENCES[name], form(found.mean), interval, pairs])
+            interval = f"{low} to {high}" if found.pairs > 1 else NOTHING
+            cells.append([objective, DIFFERENCES[name], mean, interval, pairs])
     return cells
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}"
 
 
 def _mean_curve(records: list[list[dict[str, Any]]], key: str) -> dict[int, float]:
@@ -206,13 +195,13 @@ def _terminal_table(title: str, heads: Sequence[str], body: Sequence[Sequence[st
     return table
 
 
-def as_markdown(comparison: Comparison, rows: Sequence[ObjectiveRow]) -> str:
+def as_markdown(grid: Grid, rows: Sequence[ObjectiveRow]) -> str:
     """Return the tables as Markdown, with the command that made them."""
     notes = [f"- {note}" for row in rows for note in row.notes()]
     cells = _difference_cells(rows)
     sections = [
         "# Comparison",
-        f"```\n{shlex.join(comparison.command())}\n```",
+        f"```\n{shlex.join(grid.command())}\n```",
         markdown_table(_heads(_names(rows)), [row.cells(_names(rows)) for row in rows]),
         LEGEND,
         *([f"Differences to {rows[0].objective}, paired by seed:"] if cells else []),
@@ -223,20 +212,20 @@ def as_markdown(comparison: Comparison, rows: Sequence[ObjectiveRow]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def as_json(comparison: Comparison, rows: Sequence[ObjectiveRow]) -> str:
+def as_json(grid: Grid, rows: Sequence[ObjectiveRow]) -> str:
     """Return the comparison as JSON."""
-    objectives, paired = {}, differences(rows)
-    for row in rows:
-        runs = [_run_json(outcome) for outcome in row.outcomes]
-        found = {name: _difference_json(each) for name, each in paired.get(row.objective, {}).items()}
-        objectives[row.objective] = {
+    paired = differences(rows)
+    objectives = {
+        row.objective: {
             "mean": row.mean,
             "spread": row.spread,
-            "differences": found,
+            "differences": {name: _difference_json(each) for name, each in paired.get(row.objective, {}).items()},
             "curves": row.curves,
-            "runs": runs,
+            "runs": [_run_json(outcome) for outcome in row.outcomes],
         }
-    table = {"command": comparison.command(), "recipe": comparison.recipe, "objectives": objectives}
+        for row in rows
+    }
+    table = {"command": grid.command(), "recipe": grid.recipe, "objectives": objectives}
     return json.dumps(table, indent=2, allow_nan=False) + "\n"
 
 
@@ -247,70 +236,3 @@ def _difference_json(found: SeedDifference) -> dict[str, Any]:
 def _run_json(outcome: RunOutcome) -> dict[str, Any]:
     run, summary = outcome.run, asdict(summarize_metrics(outcome.run.folder.records()))
     return {"seed": run.seed, "folder": run.name, "state": outcome.state, "why": outcome.why, **summary}
-
-
-def show_comparison(
-    comparison: Comparison,
-    runs: list[CompareRun],
-    console: Console,
-    write_report: Callable[[list[Path]], Path | None] = lambda folders: None,
-) -> int:
-    """Run what is missing, print the tables and write them to files; return the exit code.
-
-    `write_report` is called with the folders of all runs that have metrics.
-    """
-
-    def print_line(text: str) -> None:
-        console.print(Text(text), soft_wrap=True)
-
-    # Two comparisons in one folder would write each other's logs and tables.
-    with locked(comparison.out):
-        mark_folder(comparison.out, "compare", (run.name for run in runs))
-        with progress_bars(runs, console) as watch:
-            pool = ProcessPool(runs, comparison.jobs, print_line, watch)
-            rows = make_rows(pool.run())
-        write_atomically(comparison.out / "compare.json", as_json(comparison, rows))
-        write_atomically(comparison.out / "compare.md", as_markdown(comparison, rows))
-        if console.is_terminal:
-            console.print(as_table(rows, bars_for(console.encoding)))
-        else:
-            console.print(Text(as_markdown(comparison, rows)), soft_wrap=True)
-        print_line(f"written: {comparison.out / 'compare.md'} and {comparison.out / 'compare.json'}")
-        started = [run.folder.path for run in runs if run.folder.records()]
-        # Whoever sent SIGTERM or SIGHUP may not wait for a report.
-        if started and not pool.stop_request.urgent and (report := write_report(started)):
-            print_line(f"written: {report}")
-        if pool.stop_request:
-            print_line("the same command resumes the comparison")
-        return 0 if all(outcome.counts for row in rows for outcome in row.outcomes) else STOPPED
-
-
-@contextmanager
-def progress_bars(runs: list[CompareRun], console: Console) -> Iterator[Watch]:
-    """Show a bar for the whole and one for every running process; nothing where there is no terminal."""
-    if not console.is_terminal:
-        yield lambda running, outcomes: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        whole = progress.add_task("runs", total=len(runs))
-        tasks: dict[str, TaskID] = {}
-
-        def watch(running: list[CompareRun], outcomes: list[RunOutcome]) -> None:
-            progress.update(whole, completed=len(outcomes))
-            for run in running:
-                if run.name not in tasks:
-                    tasks[run.name] = progress.add_task(f"  {run.name}", total=run.config.run.steps)
-                progress.update(tasks[run.name], completed=run.last_step())
-            # Bars of runs that have ended go, or dozens of them would push the others off the screen.
-            for name in tasks.keys() - {run.name for run in running}:
-                progress.remove_task(tasks.pop(name))
-
-        yield watch
-
-
-def markdown_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [heads, ["---"] * len(heads), *body]
-    # A bar in a cell, as in an error message, would end it.
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
