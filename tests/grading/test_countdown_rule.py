@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.grading.countdown import FOOLING, RIGHT, fraction_value, steps_value
 from trimtab.grading import check_rule, grade
-from trimtab.grading.countdown_rule import MAX_CHARS, MAX_DEPTH
+from trimtab.grading.puzzle_rules import MAX_CHARS, MAX_DEPTH
 
 MILLION = 1_000_000
 FORMS = ("expression", "steps")

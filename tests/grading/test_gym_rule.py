@@ -12,7 +12,7 @@ import pytest
 from trimtab.data import GymTask, gym_dataset
 from trimtab.data.gym import UNSUITABLE
 from trimtab.grading import Verdict, grade
-from trimtab.grading.gym_rule import ANSWER_FILTERS, ENTRY_FILTERS
+from trimtab.grading.puzzle_rules import ANSWER_FILTERS, ENTRY_FILTERS
 
 pytest.importorskip("reasoning_gym")
 

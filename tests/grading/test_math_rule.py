@@ -14,13 +14,11 @@ from trimtab.data import Problem
 from trimtab.data.problems import user
 from trimtab.grading import grade, grade_many
 from trimtab.grading.mathematics.answer import parse_answer
-from trimtab.grading.mathematics.cost import check_text_cost, estimate_bits
-from trimtab.grading.mathematics.math_rule import grade_extracted
+from trimtab.grading.mathematics.math_rule import check_text_cost, estimate_bits, grade_extracted
 from trimtab.grading.mathematics.nodes import Node, ParseError, TooCostlyError, literal_value
 from trimtab.grading.mathematics.normal_form import NormalForm, NormalFormBuilder, NormalizeError, factorize
-from trimtab.grading.mathematics.numeric import numerically_different
 from trimtab.grading.mathematics.parser import parse_expression
-from trimtab.grading.mathematics.points import Points
+from trimtab.grading.mathematics.points import Points, numerically_different
 from trimtab.grading.mathematics.tokenizer import normalize_latex, tokenize
 from trimtab.grading.mathematics.units import compatible_units, parse_unit
 from trimtab.grading.verdicts import VERDICT_KINDS, Verdict

@@ -12,9 +12,8 @@ import pytest
 
 from trimtab.grading import grade
 from trimtab.grading.mathematics.nodes import Node
-from trimtab.grading.mathematics.numeric import FLOAT_BACKEND
 from trimtab.grading.mathematics.parser import parse_expression
-from trimtab.grading.mathematics.points import GENERIC, Points
+from trimtab.grading.mathematics.points import FLOAT_BACKEND, GENERIC, Points
 from trimtab.grading.mathematics.tokenizer import tokenize
 
 

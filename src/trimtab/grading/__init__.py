@@ -11,10 +11,20 @@ from trimtab.grading.pool import (
 )
 from trimtab.grading.python_rule import rule
 from trimtab.grading.response_rules import RESPONSE_RULES
-from trimtab.grading.rule_errors import RuleErrors, crashed_diagnosis, describe_error
 from trimtab.grading.rules import RULES, check_rule, grade, grade_many, grade_submissions, load_rule, submit
 from trimtab.grading.submission import FACTS, Submission
-from trimtab.grading.verdicts import CORRECT_SCORE, SCORE, VERDICT_KINDS, Verdict, VerdictKind, is_score, verdict_of
+from trimtab.grading.verdicts import (
+    CORRECT_SCORE,
+    SCORE,
+    VERDICT_KINDS,
+    RuleErrors,
+    Verdict,
+    VerdictKind,
+    crashed_diagnosis,
+    describe_error,
+    is_score,
+    verdict_of,
+)
 
 __all__ = [
     "CORRECT_SCORE", "FACTS", "RESPONSE_RULES", "RULES", "SCORE", "VERDICT_KINDS", "RuleErrors", "Submission",

@@ -16,12 +16,11 @@ from typing import Any
 from trimtab import own_parts
 from trimtab.data import Problem
 from trimtab.grading import pool
-from trimtab.grading.countdown_rule import grade_countdown
 from trimtab.grading.extract import answer_box, answer_boxes, answer_line, last_box, last_number, parse_number, tidy
-from trimtab.grading.gym_rule import gym_score
 from trimtab.grading.http_rule import HttpRule
 from trimtab.grading.mathematics import asks_for_several, grade_extracted, tokenize, unbox
 from trimtab.grading.pool import WorkerCall, WorkerResult
+from trimtab.grading.puzzle_rules import grade_countdown, gym_score
 from trimtab.grading.python_rule import DeferredCall, PythonRule, load_python_rule
 from trimtab.grading.response_rules import RESPONSE_RULES, FormatRule, LanguageRule, LengthRule, make_rule
 from trimtab.grading.submission import Submission

@@ -10,14 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trimtab.grading.mathematics.brackets import (
-    CLOSE,
-    close_open_intervals,
-    enclosing_braces,
-    is_enclosed,
-    levels,
-    split,
-)
 from trimtab.grading.mathematics.nodes import (
     INFINITY,
     MINUS_INFINITY,
@@ -32,7 +24,18 @@ from trimtab.grading.mathematics.nodes import (
     symbols,
 )
 from trimtab.grading.mathematics.parser import parse_expression
-from trimtab.grading.mathematics.tokenizer import Token, normalize_latex, tokenize
+from trimtab.grading.mathematics.tokenizer import (
+    CLOSE,
+    Token,
+    close_open_intervals,
+    depths,
+    enclosing_braces,
+    is_enclosed,
+    normalize_latex,
+    outside,
+    split,
+    tokenize,
+)
 from trimtab.grading.mathematics.units import strip_unit
 
 MAX_DEPTH = 6
@@ -98,13 +101,13 @@ def _parse_structure(tokens: Sequence[Token], text: str, depth: int) -> ParsedAn
     if len(members) > 1:
         if len(members) > MAX_MEMBERS or not all(members):
             return ParsedAnswer("opaque", text)
-        words = [tokens[i] for i, level in levels(tokens) if level == 0 and _is_separator(tokens[i])]
+        words = [tokens[i] for i in outside(tokens, _is_separator)]
         joint = "" if not words else "and" if _is_separator(words[-1], _CONJUNCTIONS) else "or"
         parsed = [_parse_member(member, depth) for member in members]
         if any(word.kind == "command" for word in words) and not all(map(_is_solution, parsed)):
             return ParsedAnswer("opaque", text, joint=joint)  # a statement of logic
         return _make_list(parsed, text, joint)
-    relations = [i for i, level in levels(tokens) if level == 0 and _is_relation(tokens[i])]
+    relations = outside(tokens, _is_relation)
     if relations:
         return _parse_relation(tokens, relations, text, depth)
     unions = split(tokens, lambda token: token.text == "cup")
@@ -336,7 +339,7 @@ def _quantity_name(tokens: Sequence[Token]) -> str:
     texts = [token.text for token in tokens]
     if len(tokens) == 3 and texts[0] == texts[2] == "|" and tokens[1].kind == "word":
         return "".join(texts) if texts[1].isupper() else ""
-    closed = [i for i, level in levels(tokens) if level == 0 and texts[i] == "}"]
+    closed = outside(tokens, lambda token: token.text == "}")
     if texts[:2] == ["frac", "{"] and len(closed) == 2 and closed[1] == len(tokens) - 1:
         parts = [tokens[2 : closed[0]], tokens[closed[0] + 2 : -1]]
     else:
@@ -357,7 +360,7 @@ def _parse_bracketed(tokens: Sequence[Token], text: str, depth: int) -> ParsedAn
     begin = next((place for place, token in enumerate(tokens) if token.text == "begin"), None)
     if begin and tokens[begin - 1].text + last in ("()", "[]") and is_enclosed(tokens[begin - 1 :]):
         tokens, begin = [*tokens[: begin - 1], *tokens[begin:-1]], begin - 1  # the brackets of an array
-    if begin is not None and levels(tokens)[begin][1] == 0:
+    if begin is not None and depths(tokens)[begin] == 0:
         return _parse_matrix(tokens, text, depth)
     if first not in ("(", "[", "\\{", "langle") or last not in CLOSE or not is_enclosed(tokens):
         return None
@@ -385,7 +388,7 @@ def _parse_bracketed(tokens: Sequence[Token], text: str, depth: int) -> ParsedAn
 
 def _parse_set_builder(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswer | None:
     """Parse what is between the braces of `{x | 1 < x < 2}` as that range; None for any other set."""
-    bar = next((i for i, level in levels(tokens) if level == 0 and tokens[i].text in ("|", ":")), None)
+    bar = next(iter(outside(tokens, lambda token: token.text in ("|", ":"))), None)
     if bar is None:
         return None
     left = split(tokens[:bar], lambda token: token.text == "in")

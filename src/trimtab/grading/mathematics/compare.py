@@ -11,17 +11,10 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from trimtab.grading.mathematics.answer import normalize_words
-from trimtab.grading.mathematics.commands import has_foreign_commands
 from trimtab.grading.mathematics.nodes import Node, ParsedAnswer, ParseError, literal_value, negate, symbols
-from trimtab.grading.mathematics.normal_form import (
-    MAX_FACTOR,
-    NormalForm,
-    NormalFormBuilder,
-    NormalizeError,
-    rational,
-)
-from trimtab.grading.mathematics.numeric import float_value, numerically_different
-from trimtab.grading.mathematics.points import CONSTANTS, Points
+from trimtab.grading.mathematics.normal_form import MAX_FACTOR, NormalForm, NormalFormBuilder, NormalizeError, rational
+from trimtab.grading.mathematics.points import CONSTANTS, Points, float_value, numerically_different
+from trimtab.grading.mathematics.tokenizer import has_foreign_commands
 from trimtab.grading.mathematics.units import compatible_units, parse_unit
 from trimtab.grading.verdicts import VerdictKind
 

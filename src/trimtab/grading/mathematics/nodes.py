@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 from typing import Literal
 
 AnswerKind = Literal[
@@ -107,26 +108,16 @@ def is_number_or_reciprocal(node: Node) -> bool:
 
 def expand_plus_minus(node: Node) -> list[Node]:
     """Return the two values of an expression with one plus-or-minus, else the expression itself."""
+    choices = [expand_plus_minus(part) for part in node.children]
+    if sum(len(each) > 1 for each in choices) + (node.kind == "pm") > 1:
+        raise ParseError("more than one plus-or-minus")
     if node.kind == "pm":
         a, b = node.children
-        if _has_plus_minus(a) or _has_plus_minus(b):
-            raise ParseError("more than one plus-or-minus")
-        plus, minus = Node("sum", (a, b)), Node("sum", (a, negate(b)))
-        return [plus, minus] if not (a.kind == "number" and a.value == 0) else [b, negate(b)]
-    inner = [i for i, part in enumerate(node.children) if _has_plus_minus(part)]
-    if not inner:
+        signed = [b, negate(b)]
+        return signed if a.kind == "number" and a.value == 0 else [Node("sum", (a, each)) for each in signed]
+    if all(len(each) == 1 for each in choices):
         return [node]
-    if len(inner) > 1:
-        raise ParseError("more than one plus-or-minus")
-    place = inner[0]
-    return [
-        replace(node, children=(*node.children[:place], choice, *node.children[place + 1 :]), literal=False)
-        for choice in expand_plus_minus(node.children[place])
-    ]
-
-
-def _has_plus_minus(node: Node) -> bool:
-    return node.kind == "pm" or any(_has_plus_minus(part) for part in node.children)
+    return [replace(node, children=parts, literal=False) for parts in product(*choices)]
 
 
 def derivative_name(above: Node, below: Node) -> str:

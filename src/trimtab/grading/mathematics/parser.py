@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from trimtab.grading.mathematics.brackets import bracketed, levels
-from trimtab.grading.mathematics.commands import CONSTANTS, FUNCTION_ALIASES, FUNCTIONS, SYMBOLS
 from trimtab.grading.mathematics.nodes import (
     Node,
     ParseError,
@@ -23,7 +21,15 @@ from trimtab.grading.mathematics.nodes import (
     number,
     reciprocal,
 )
-from trimtab.grading.mathematics.tokenizer import Token
+from trimtab.grading.mathematics.tokenizer import (
+    CONSTANTS,
+    FUNCTION_ALIASES,
+    FUNCTIONS,
+    SYMBOLS,
+    Token,
+    bracketed,
+    outside,
+)
 
 MAX_DEPTH = 30
 MAX_DIGITS = 400  # of a number
@@ -57,6 +63,12 @@ class _Parser:
         self.position += 1
         return self.tokens[self.position - 1]
 
+    def accept(self, *texts: str) -> bool:
+        """Skip tokens with these texts; return whether they were next."""
+        found = [token.text for token in self.tokens[self.position : self.position + len(texts)]] == [*texts]
+        self.position += len(texts) if found else 0
+        return found
+
     def expect(self, text: str) -> None:
         if self.advance().text != text:
             raise ParseError(f"expected {text}")
@@ -72,8 +84,6 @@ class _Parser:
 
     def parse_sum(self, depth: int) -> Node:
         """Parse terms joined by plus, minus and plus-or-minus."""
-        if depth > MAX_DEPTH:
-            raise TooCostlyError("nested too deep")
         terms = [self.parse_product(depth)]
         while (sign := self.peek()) in ("+", "-", "pm", "mp", "bmod"):
             self.position += 1
@@ -90,10 +100,11 @@ class _Parser:
 
     def parse_product(self, depth: int) -> Node:
         """Parse an optional sign and factors joined by multiplication, division or nothing."""
+        _check_depth(depth)
         sign = self.peek()
         if sign in ("+", "-", "pm", "mp"):
             self.position += 1
-            inner = self.parse_product(depth + 1) if depth < MAX_DEPTH else _too_deep()
+            inner = self.parse_product(depth + 1)
             if sign in ("pm", "mp"):
                 return Node("pm", (number(0), inner))
             return negate(inner) if sign == "-" else inner
@@ -118,10 +129,9 @@ class _Parser:
 
     def parse_signed(self, depth: int) -> Node:
         """Parse a factor that may have its own sign: `2 \\cdot -3`."""
-        if self.peek() == "-":
-            self.position += 1
-            return negate(self.parse_power(depth))
-        return self.parse_power(depth)
+        if not self.accept("-"):
+            return self.parse_power(depth)
+        return negate(self.parse_power(depth))
 
     def starts_factor(self) -> bool:
         """Return whether the next token starts a factor of an implicit product."""
@@ -145,12 +155,15 @@ class _Parser:
         while (mark := self.peek()) in ("^", "!", "'", "degree"):
             self.position += 1
             if mark == "!":
-                base = Node("function", (base,), self.parse_factorial())
+                double = self.accept("!")  # `5!!` is the double factorial 15, not (5!)!
+                if self.peek() == "!" or (double and self.tokens[self.position - 1].spaced):
+                    raise ParseError("!!")
+                base = Node("function", (base,), "double_factorial" if double else "factorial")
             elif mark == "'":
                 if base.kind != "symbol":
                     raise ParseError("'")
                 base = Node("symbol", name=base.name + "'")
-            elif mark == "degree" or self.accept_degrees():
+            elif mark == "degree" or self.accept("circ") or self.accept("{", "circ", "}"):
                 base = Node("product", (base, Node("symbol", name="pi"), reciprocal(number(180))), "degrees")
             else:
                 base = Node("power", (base, self.parse_argument(depth)))
@@ -158,25 +171,9 @@ class _Parser:
                     raise ParseError("a^b^c")  # an error in LaTeX too
         return base
 
-    def parse_factorial(self) -> str:
-        """Return which factorial stands behind its first sign: `5!!` is the double factorial 15, not (5!)!."""
-        signs = 1
-        while self.peek() == "!":
-            if self.tokens[self.position].spaced or signs == 2:
-                raise ParseError("!!")
-            self.position, signs = self.position + 1, signs + 1
-        return "factorial" if signs == 1 else "double_factorial"
-
-    def accept_degrees(self) -> bool:
-        """Skip a degree sign in an exponent (`^\\circ` or `^{\\circ}`); return whether there was one."""
-        for sign in (["circ"], ["{", "circ", "}"]):
-            if [token.text for token in self.tokens[self.position : self.position + len(sign)]] == sign:
-                self.position += len(sign)
-                return True
-        return False
-
     def parse_argument(self, depth: int) -> Node:
         """Parse what a command or `^` applies to: a group in braces, or one digit, letter or command."""
+        _check_depth(depth)
         token = self.advance()
         if token.text == "{":
             node = self.parse_group(depth + 1)
@@ -192,15 +189,14 @@ class _Parser:
             return Node("symbol", name=token.text[0])
         if token.text in ("-", "+") or (token.kind == "mark" and token.text != "("):
             if token.text == "-":
-                return negate(self.parse_argument(depth + 1) if depth < MAX_DEPTH else _too_deep())
+                return negate(self.parse_argument(depth + 1))
             raise ParseError(token.text)
         self.position -= 1
         return self.parse_primary(depth + 1)
 
     def parse_primary(self, depth: int) -> Node:
         """Parse a number, letter, word, command, bracketed group or absolute value."""
-        if depth > MAX_DEPTH:
-            _too_deep()
+        _check_depth(depth)
         token = self.advance()
         text = token.text
         if token.kind == "number":
@@ -281,8 +277,7 @@ class _Parser:
         return whole
 
     def parse_symbol(self, name: str) -> Node:
-        if self.peek() == "_":
-            self.position += 1
+        if self.accept("_"):
             name += "_" + self.parse_subscript()
         ahead = self.tokens[self.position : self.position + 3]
         if [token.text for token in ahead[::2]] == ["(", ")"] and ahead[1].kind == "number":
@@ -295,7 +290,7 @@ class _Parser:
         inside = bracketed(self.tokens, self.position)
         if not inside or self.tokens[self.position].spaced or symbol.name in ("e", "i"):
             return symbol
-        signed = any(inside[place].text in ("+", "-", "pm", "mp") for place, level in levels(inside) if level == 0)
+        signed = outside(inside, lambda token: token.text in ("+", "-", "pm", "mp"))
         if (signed and symbol.name != "f") or all(token.kind == "number" for token in inside):
             return symbol
         bracket = self.advance().text
@@ -307,18 +302,16 @@ class _Parser:
         token = self.advance()
         if token.text != "{":
             return token.text.strip()
-        inner = []
-        while self.peek() != "}":
-            part = self.advance()
-            if part.text in ("{", "^"):
+        inner = ""
+        while not self.accept("}"):
+            part = self.advance().text
+            if part in ("{", "^"):
                 raise ParseError("a subscript of a subscript")
-            inner.append(part.text.strip())
-        self.position += 1
-        return "".join(inner)
+            inner += part.strip()
+        return inner
 
     def parse_word(self, text: str, depth: int) -> Node:
-        if text == "np" and self.peek() == ".":
-            self.position += 1
+        if text == "np" and self.accept("."):
             return self.parse_primary(depth)
         if text in FUNCTIONS or text == "sqrt" or text in CONSTANTS:
             return self.parse_command(text, depth)
@@ -338,8 +331,7 @@ class _Parser:
             return make_product([above, reciprocal(below)])
         if name == "sqrt":
             degree = number(2)
-            if self.peek() == "[":
-                self.position += 1
+            if self.accept("["):
                 degree = self.parse_sum(depth + 1)
                 self.expect("]")
             return Node("power", (self.parse_argument(depth), reciprocal(degree)), "root")
@@ -358,11 +350,9 @@ class _Parser:
 
     def parse_function(self, name: str, depth: int) -> Node:
         base = power = None
-        if self.peek() == "_" and name == "log":
-            self.position += 1
+        if name == "log" and self.accept("_"):
             base = self.parse_argument(depth)
-        if self.peek() == "^":
-            self.position += 1
+        if self.accept("^"):
             power = self.parse_argument(depth)
             if literal_value(power) == -1:  # sin^{-1} is the inverse function
                 if name not in ("sin", "cos", "tan"):
@@ -397,5 +387,6 @@ def _remainder(node: Node, divisor: Node) -> Node:
     return Node("sum", (node, negate(make_product([divisor, quotient]))))
 
 
-def _too_deep() -> Node:
-    raise TooCostlyError("nested too deep")
+def _check_depth(depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise TooCostlyError("nested too deep")

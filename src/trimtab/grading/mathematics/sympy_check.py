@@ -15,11 +15,10 @@ from typing import Any
 
 from trimtab.grading.mathematics.answer import parse_answer
 from trimtab.grading.mathematics.compare import compare
-from trimtab.grading.mathematics.cost import estimate_bits
+from trimtab.grading.mathematics.math_rule import estimate_bits
 from trimtab.grading.mathematics.nodes import Node, ParsedAnswer, symbols
 from trimtab.grading.mathematics.normal_form import NormalizeError
-from trimtab.grading.mathematics.numeric import evaluate, whole_binomial
-from trimtab.grading.mathematics.points import CONSTANTS, GENERIC, ROUNDED_BY, WHOLE, Points
+from trimtab.grading.mathematics.points import CONSTANTS, GENERIC, ROUNDED_BY, WHOLE, Points, evaluate, whole_binomial
 
 DIGITS = 50  # of the first pass; the second has more than the smallest number in the expressions needs
 FEWEST_POINTS = 6  # at which both expressions must have a value

@@ -1,32 +1,32 @@
 """Tokenize LaTeX as models write it, in linear time.
 
 Variants of spelling (`\\dfrac`, `\\left(`, `$`, thin spaces, Unicode signs) become one; the rest is left to the parser.
+Here are also the words that parsers know, and where brackets open and close.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
-
-from trimtab.grading.mathematics.commands import FUNCTIONS
-from trimtab.grading.mathematics.unicode_latex import unicode_to_latex
 
 MAX_ANSWER_CHARS = 2_000  # a longer answer is compared as text only
 
 _ALIASES = {
-    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "nicefrac": "frac", "sfrac": "frac", "xfrac": "frac",
-    "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
-    "leqslant": "le", "geqslant": "ge", "lt": "<", "gt": ">", "neq": "ne", "mbox": "text", "hbox": "text",
-    "textbf": "text", "textit": "text", "textrm": "text", "textsf": "text", "texttt": "text", "textnormal": "text",
-    "mathrm": "text", "mathbf": "text", "mathit": "text", "mathsf": "text", "operatorname": "text", "bm": "text",
-    "boldsymbol": "text", "mathtt": "text", "pmb": "text", "textup": "text", "textsl": "text", "emph": "text",
-    "varnothing": "emptyset", "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "lvert": "|",
-    "rvert": "|", "vert": "|", "mid": "|", "ast": "cdot", "degree": "circ", "degrees": "circ", "dots": "ldots",
-    "cdots": "ldots", "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "to": "rightarrow",
-    "colon": ":", "slash": "/", "div": "/", "bmatrix": "pmatrix",
-    "dollar": "$", "percent": "%", "tg": "tan", "ctg": "cot", "cosec": "csc", "arctg": "arctan", "Bbb": "mathbb",
-    "bigcup": "cup", "mod": "bmod",
+    alias: name
+    for name, aliases in {
+        "frac": "dfrac tfrac cfrac nicefrac sfrac xfrac", "binom": "dbinom tbinom", "bmod": "mod",
+        "le": "leq leqslant", "ge": "geq geqslant", "ne": "neq", "<": "lt", ">": "gt", ":": "colon", "/": "slash div",
+        "pmatrix": "bmatrix", "text": "mbox hbox textbf textit textrm textsf texttt textnormal textup textsl emph "
+        "mathrm mathbf mathit mathsf mathtt operatorname bm boldsymbol pmb",
+        "{": "lbrace", "}": "rbrace", "[": "lbrack", "]": "rbrack", "|": "lvert rvert vert mid", "cdot": "ast",
+        "circ": "degree degrees", "ldots": "dots cdots", "emptyset": "varnothing", "epsilon": "varepsilon",
+        "theta": "vartheta", "phi": "varphi", "rightarrow": "to", "$": "dollar", "%": "percent", "tan": "tg",
+        "cot": "ctg", "csc": "cosec", "arctan": "arctg", "mathbb": "Bbb", "cup": "bigcup",
+    }.items()
+    for alias in aliases.split()
 }  # fmt: skip
 _IGNORED = frozenset(
     "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm displaystyle textstyle scriptstyle "
@@ -55,6 +55,29 @@ _ASCII_RELATIONS = (("<=", r"\le "), (">=", r"\ge "), (" !=", r"\ne "))  # `n!=6
 _JOINED_QUAD = re.compile(r"\\(q?quad)(?=[a-zA-Z])")
 _ESCAPED = {"$": "\\$", "{": "\\{", "}": "\\}", "(": "", ")": "", "[": "", "]": ""}
 _OPENING, _CLOSING = frozenset(("(", "[", "\\{")), frozenset((")", "]", "\\}"))
+_OPEN, CLOSE = _OPENING | {"{", "langle"}, _CLOSING | {"}", "rangle"}
+MAX_ARGUMENT_TOKENS = 100  # of a function
+_AFTER_INTERVAL = frozenset((",", ";", "cup", "cap", "setminus", ".", "\\", "or", "and", *CLOSE))
+
+# What the parser knows, and what only math-verify's grammar does.
+CONSTANTS = {"pi": "pi", "infty": "oo", "inf": "oo", "infinity": "oo", "oo": "oo"}
+FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp lg asin acos atan max min gcd lcm".split()
+)
+FUNCTION_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
+SYMBOLS = frozenset(
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
+    "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar odot".split()
+)
+_FOREIGN = frozenset(
+    "hat vec bar tilde widehat widetilde overrightarrow sum prod int iint oint lim partial nabla det mathbf mathcal "
+    "Re Im mod bmod pmod star dagger choose operatorname".split()
+)
+_STRUCTURE = frozenset(
+    "frac sqrt binom cdot times pm mp left right circ degree text cup in le ge lfloor rfloor lceil rceil begin end "
+    "langle rangle emptyset ldots overline angle dot".split()
+)
+_KNOWN = _FOREIGN | _STRUCTURE | FUNCTIONS | SYMBOLS | CONSTANTS.keys()
 
 TokenKind = Literal["command", "number", "word", "letter", "mark", "text"]
 
@@ -174,3 +197,154 @@ def normalize_latex(source: str) -> str:
         parts.append(" " + text if joins else text)
     text = "".join(parts).rstrip("\\ ")
     return text[:-1].rstrip("\\ ").strip() if text.endswith((".", ",", ";")) else text.strip()  # of a sentence
+
+
+_SIGNS = {
+    "−": "-", "‐": "-", "‑": "-", "‒": "-", "–": "-", "﹣": "-", "×": r"\times ", "✕": r"\times ", "·": r"\cdot ",
+    "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/",
+    "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "∛": r"\sqrt[3] ", "∪": r"\cup ", "∩": r"\cap ",
+    "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "°": r"^\circ ", "º": r"^\circ ",
+    "˚": r"^\circ ", "±": r"\pm ", "∓": r"\mp ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}",
+    "θ": r"\theta ", "α": r"\alpha ",
+    "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "λ": r"\lambda ", "ρ": r"\rho ",
+    "σ": r"\sigma ", "τ": r"\tau ", "ω": r"\omega ", "φ": r"\phi ", "ϕ": r"\phi ", "ψ": r"\psi ", "μ": r"\mu ",
+    "Δ": r"\Delta ", "Γ": r"\Gamma ", "Σ": r"\Sigma ", "Ω": r"\Omega ", "⟨": r"\langle ", "⟩": r"\rangle ",
+    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "…": r"\ldots ", "。": ".",
+    "\u2009": r"\,", "\u202f": r"\,",  # thin spaces, as between thousands
+    "’": "'", "′": "'", "€": r"\euro ", "£": r"\pounds ", "℃": r"^\circ C", "℉": r"^\circ F",
+}  # fmt: skip
+_INVISIBLE = frozenset("\u00ad\u200b\u200c\u200d\u2060\ufeff")  # not those that turn the order of what is shown
+_OVERLINE = "\u0305"  # combines with the digit before it
+_OVERLINED, _ROOT = re.compile(f"(?:[0-9]{_OVERLINE})+"), re.compile(r"([√∛])\s?([0-9]+(?:\.[0-9]+)?)")
+_TEMPERATURE = re.compile(r"\\(?:text|mathrm)\{\s?°\s?([CF]?)\s?\}")
+_RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉"
+_PLAIN = str.maketrans(_RAISED + _LOWERED, "0123456789+-n0123456789")
+_RAISED_RUN, _LOWERED_RUN = re.compile(f"[{_RAISED}]+"), re.compile(f"[{_LOWERED}]+")
+
+
+class _Translation(dict[int, str]):
+    """The LaTeX of a character by its code point. What is not listed is not kept either: answers are untrusted."""
+
+    def __missing__(self, code: int) -> str:
+        return _to_latex(chr(code))
+
+
+def unicode_to_latex(source: str) -> str:
+    """Return a text with its mathematical characters written as LaTeX; what is not known is left as it is."""
+    if source.isascii():
+        return source
+    source = _TEMPERATURE.sub(r"°\1", source)
+    source = _OVERLINED.sub(lambda match: rf"\overline{{{match[0].replace(_OVERLINE, '')}}}", source)
+    source = _ROOT.sub(r"\1{\2}", source)
+    source = _RAISED_RUN.sub(lambda match: _script("^", match[0]), source)
+    source = _LOWERED_RUN.sub(lambda match: _script("_", match[0]), source)
+    return source.translate(_TRANSLATION)
+
+
+def _script(mark: str, characters: str) -> str:
+    plain = characters.translate(_PLAIN)
+    return mark + (plain if len(plain) == 1 else f"{{{plain}}}")
+
+
+def _to_latex(character: str) -> str:
+    category, code = unicodedata.category(character), ord(character)
+    if category == "Nd":  # a digit of any script, also a bold or wide one
+        return str(unicodedata.decimal(character))
+    if category == "Zs" or character in _INVISIBLE:  # it separates its neighbours
+        return " "
+    plain = unicodedata.normalize("NFKC", character)
+    if fraction := re.fullmatch(r"(\d+)⁄(\d+)", plain):
+        return rf"\frac{{{fraction[1]}}}{{{fraction[2]}}}"
+    styled = 0xFF01 <= code < 0xFF5E or 0x1D400 <= code <= 0x1D7FF  # wide forms, letters in a style
+    return _SIGNS.get(plain, plain) if styled else character
+
+
+_TRANSLATION = _Translation({code: chr(code) for code in range(128)} | {ord(sign): _SIGNS[sign] for sign in _SIGNS})
+
+
+def has_foreign_commands(text: str) -> bool:
+    """Return whether a text has LaTeX that only math-verify's grammar knows (sums, integrals, vectors)."""
+    commands = set(re.findall(r"\\([a-zA-Z]+)", text))
+    # A command that neither grammar knows, a relation, minutes, a ratio or a product of vectors would be guessed at.
+    if {"times", "vec"} <= commands or re.search(r"[=<>;:']", text):
+        return False
+    return bool(commands & _FOREIGN) and commands <= _KNOWN
+
+
+def depths(tokens: Sequence[Token]) -> list[int]:
+    """Return how deep in brackets every token stands."""
+    depth, found = 0, []
+    for token in tokens:
+        bracket = token.kind in ("mark", "command")
+        depth -= bracket and token.text in CLOSE
+        found.append(depth)
+        depth += bracket and token.text in _OPEN
+    return found
+
+
+def outside(tokens: Sequence[Token], wanted: Callable[[Token], bool]) -> list[int]:
+    """Return the places of the tokens outside of all brackets that are `wanted`."""
+    return [place for place, depth in enumerate(depths(tokens)) if depth == 0 and wanted(tokens[place])]
+
+
+def is_enclosed(tokens: Sequence[Token]) -> bool:
+    """Return whether the first bracket is closed by the last."""
+    return all(depth > 0 for depth in depths(tokens)[1:-1])
+
+
+def enclosing_braces(tokens: Sequence[Token]) -> int:
+    """Return how many pairs of braces stand around all of the tokens."""
+    opened = next((place for place, token in enumerate(tokens) if token.text != "{"), len(tokens))
+    closed = next((place for place, token in enumerate(reversed(tokens)) if token.text != "}"), len(tokens))
+    if not opened or not closed:
+        return 0
+    return min([opened, closed, *depths(tokens)[opened : len(tokens) - closed]])
+
+
+def bracketed(tokens: Sequence[Token], start: int) -> Sequence[Token]:
+    """Return what stands between the round or square bracket at an index and the one that closes it."""
+    if start >= len(tokens) or tokens[start].text not in ("(", "["):
+        return ()
+    ahead = tokens[start + 1 : start + 1 + MAX_ARGUMENT_TOKENS]
+    end = next((place for place, depth in enumerate(depths(ahead)) if depth < 0), 0)
+    return ahead[:end]
+
+
+def split(
+    tokens: Sequence[Token], at: Callable[[Token], bool], is_word: Callable[[Token], bool] = lambda token: False
+) -> list[Sequence[Token]]:
+    """Split the tokens at the separators that stand outside brackets, of which `is_word` tells the words."""
+    places = outside(tokens, at)
+    parts = [tokens[a + 1 : b] for a, b in zip([-1, *places], [*places, len(tokens)], strict=True)]
+    last = len(parts) - 1
+    # `1, 2, and 3` has an empty part between its comma and its `and`.
+    return [part for i, part in enumerate(parts) if part or not 0 < i < last or not is_word(tokens[places[i]])]
+
+
+def close_open_intervals(tokens: list[Token]) -> list[Token]:
+    """Write the intervals `]a, b[`, `[a, b[` and `]a, b]` as `(a, b)`, `[a, b)` and `(a, b]`.
+
+    A `]` that closes nothing opens an interval. A `[` closes one where a comma came before it and nothing that it could
+    open comes after it.
+    """
+    if not any(token.text in ("[", "]") for token in tokens):
+        return tokens
+    result = list(tokens)
+    opened: list[tuple[str, bool]] = []  # each open bracket, and whether a comma has followed it
+    for i, token in enumerate(tokens):
+        following = tokens[i + 1].text.strip() if i + 1 < len(tokens) else ","
+        if token.kind not in ("mark", "command"):
+            continue
+        if token.text in (",", ";") and opened:
+            opened[-1] = opened[-1][0], True
+        elif token.text == "]" and not opened:
+            result[i] = replace(token, text="(", kind="command")
+            opened.append(("]", False))
+        elif token.text == "[" and opened and opened[-1][0] in "[]" and opened[-1][1] and following in _AFTER_INTERVAL:
+            result[i] = replace(token, text=")", kind="command")
+            opened.pop()
+        elif token.text in _OPEN:
+            opened.append((token.text, False))
+        elif token.text in CLOSE and opened:
+            opened.pop()
+    return tokens if opened else result
