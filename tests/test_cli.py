@@ -13,9 +13,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from method_docs import methods_reference
 from trimtab.cli import app
 from trimtab.objectives import METHODS
-from trimtab.objectives.methods.reference_docs import describe, methods_reference
+from trimtab.objectives.methods.descriptions import describe
 
 ROOT = Path(__file__).parent.parent
 run = CliRunner()

@@ -22,12 +22,11 @@ import scaling_pages
 import study_pages
 import tool_pages
 from command_docs import commands_page
+from method_docs import methods_reference
 from recipe_docs import recipes_page
 from trimtab.collapse import DEFINITION
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
-from trimtab.objectives.methods.reference_docs import command_reference, methods_reference
 from trimtab.record import TABLES
-from trimtab.trainer.config import json_schema
 from trimtab.trainer.train import METRICS
 
 ROOT = Path(__file__).parent.parent
@@ -347,8 +346,6 @@ PAGES: dict[str, Callable[[], str]] = {
     **{name: (lambda text=text: text) for name, text in laboratory_pictures.pictures().items()},  # type: ignore[misc]
     **{f"docs/diagram-{name}.svg": diagram.svg for name, diagram in diagrams.DIAGRAMS.items()},
     # What the command line prints without importing torch.
-    "src/trimtab/reference/methods.json": lambda: json.dumps(command_reference(), indent=1) + "\n",
-    "src/trimtab/reference/recipe.schema.json": lambda: json.dumps(json_schema(), indent=2) + "\n",
 }
 
 

@@ -17,8 +17,8 @@ from trimtab.objectives import ATTACHMENTS
 from trimtab.text import NOTHING, markdown_table, number, percent
 
 RESULTS = Path(__file__).parent.parent / "benchmarks/results"
-TARGET = float(ATTACHMENTS["trim"].options["floor"])  # where no run of a part has another
-STARE_TARGET = float(ATTACHMENTS["stare"].options["target"])
+TARGET = float(ATTACHMENTS["trim"].options["floor"].default)  # where no run of a part has another
+STARE_TARGET = float(ATTACHMENTS["stare"].options["target"].default)
 TARGET_OPTION = re.compile(r"\b(?:target|floor)=([\d.e-]+)(?:, )?")
 BAND = 0.2  # how far from its target, relative to it, the entropy is still in the band
 EMPTY = 0.05  # nats: a policy below it says the same thing to a prompt nearly every time

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from trimtab.data import TASKS
 from trimtab.trainer.config.loading import load, packaged_recipes
 from trimtab.trainer.config.recipe import Config
-from trimtab.trainer.config.task_section import TaskConfig, task_section
+from trimtab.trainer.config.task_sections import TaskConfig, task_section
 
 _INTRO = """\
 # Recipes

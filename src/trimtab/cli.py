@@ -21,7 +21,6 @@ from trimtab.standard_streams import BROKEN_PIPE, make_optional, open_standard_s
 from trimtab.stop_signals import exit_code, interrupt_on_stop_signals, interrupted_by, stop_at_input_end
 
 LONGEST_ERROR = 2_000  # characters of a line
-REFERENCE = Path(__file__).parent / "reference"  # made by `make docs`, because making it takes seconds of imports
 
 # Other packages are imported inside the commands: torch and transformers take seconds, and `--help` and the shell's
 # completion should not. `tests/test_startup.py` holds what may be imported.
@@ -148,23 +147,20 @@ def methods(
     """List the methods; with a name, show that method's formula, options, defaults and paper."""
     from rich.console import Console
 
-    reference = json.loads((REFERENCE / "methods.json").read_text(encoding="utf-8"))
+    from trimtab.objectives import describe, summary
+
     console = Console()
     if name is None:
         from rich.table import Table
 
         table = Table("name", "kind", "arXiv", "summary", title="Methods", title_justify="left")
-        for kind, entry, paper, title in reference["summary"]:
+        for kind, entry, paper, title in summary():
             table.add_row(entry, kind, paper, title)
         console.print(table)
         hint = "One method: trimtab methods stapo. A combination: trimtab methods 'sspo + s2t'."
         console.print(hint, highlight=False)
         return
-    text = reference["pages"].get(name)
-    if text is None:  # a combination, a method of the user's own, or a mistake
-        from trimtab.objectives.methods import reference_docs
-
-        text = reference_docs.describe(name)
+    text = describe(name)
     if sys.stdout.isatty():
         from rich.markdown import Markdown
 
@@ -196,7 +192,9 @@ def doctor(
 @app.command()
 def schema() -> None:
     """Print the JSON schema of recipes, for autocompletion in editors."""
-    typer.echo((REFERENCE / "recipe.schema.json").read_text(encoding="utf-8"), nl=False)
+    from trimtab.trainer.config import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))
 
 
 @app.command()

@@ -15,10 +15,13 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+import typing
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from trimtab.text import nearest, shorten, shown
 
@@ -30,6 +33,20 @@ _registered: dict[str, Any] = {}
 _folders: list[str] = []  # of recipes, the newest first
 _loaded: set[str] = set()
 _lock = threading.RLock()  # sys.path is changed while a module is imported
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a method, attachment or task: what it means, and the range, type and default of its value.
+
+    Meaning and range are written at the argument, as `digits: Annotated[int, Option("digits of each number", 1, 9)]`.
+    """
+
+    meaning: str = ""
+    low: float | None = None
+    high: float | None = None
+    type: Any = Any
+    default: Any = None
 
 
 class OwnPartError(ValueError):
@@ -110,6 +127,43 @@ def load_part(name: str) -> Callable[..., Any]:
     _loaded.add(name)
     loaded: Callable[..., Any] = part
     return loaded
+
+
+def read_options(name: str, build: Callable[..., Any], skip: Collection[str] = ()) -> dict[str, Option]:
+    """Return the options of a function or class, which are its arguments, in their order."""
+    function = build.func if isinstance(build, partial) else build
+    with errors_located(name, build):
+        parameters = inspect.signature(build).parameters
+        # A class has the annotations of its arguments in `__init__`.
+        hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
+    options = {}
+    for key, parameter in parameters.items():
+        if key in skip:
+            continue
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise option_error(name, build, key, "is no option: name every option, with a default")
+        default = parameter.default
+        if default is parameter.empty:
+            advice = "arguments are options, and a recipe may leave them out"
+            raise option_error(name, build, key, f"needs a default: {advice}")
+        annotation = hints.get(key, Any if default is None else type(default))
+        options[key] = replace(_annotated_option(annotation), default=default)
+    return options
+
+
+def _annotated_option(annotation: Any) -> Option:
+    """Return what `Annotated[int, Option(...)]` or `Annotated[int, "what it means"]` says."""
+    if typing.get_origin(annotation) is not Annotated:
+        return Option(type=annotation)
+    kind, *notes = typing.get_args(annotation)
+    option = next((note for note in notes if isinstance(note, Option)), None)
+    text = next((note for note in notes if isinstance(note, str)), "")
+    return replace(option or Option(text), type=kind)
+
+
+def option_error(name: str, build: Callable[..., Any], key: str, problem: str) -> OwnPartError:
+    """Return the error about an argument that cannot be an option."""
+    return OwnPartError(f"{name}: {location(build)}: its argument {key!r} {problem}")
 
 
 def _import_module(name: str, module_name: str) -> Any:

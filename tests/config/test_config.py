@@ -14,7 +14,6 @@ from recipe_docs import recipe_title, recipes_page
 from trimtab.objectives.methods.registry import METHODS
 from trimtab.own_parts import register
 from trimtab.trainer.config import Config, json_schema, load, packaged_recipes, parse
-from trimtab.trainer.config.task_section import ONE_SECTION
 from trimtab.trainer.train.run_folder import resolved_toml
 
 ROOT = Path(__file__).parent.parent.parent
@@ -434,13 +433,3 @@ def test_the_page_has_every_recipe_and_key_with_its_default() -> None:
         "| `chat` | true, false | true |",
     ):
         assert row in page
-
-
-def test_a_run_from_when_all_tasks_had_one_section_is_read() -> None:
-    """Its config.toml has the options of other tasks, with their defaults; an option that was set is still refused."""
-    former = {"name": "arithmetic", **ONE_SECTION, "digits": 3}
-    assert parse({"task": former}).task.arguments["digits"] == 3
-    with pytest.raises(ValueError, match=r"unknown key task\.suffix"):
-        parse({"task": {**former, "suffix": "Think."}})
-    with pytest.raises(ValueError, match=r"unknown key task\.rule"):
-        parse({"task": {"name": "arithmetic", "rule": "boxed"}})

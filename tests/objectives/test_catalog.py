@@ -11,7 +11,7 @@ import torch
 import trimtab as tt
 from helpers.objectives.batches import EVERY, batch, loss_and_gradient, moved, observed, same
 from trimtab.objectives import ATTACHMENTS, METHODS
-from trimtab.objectives.methods import reference_docs
+from trimtab.objectives.methods import descriptions
 from trimtab.objectives.methods.registry import OPTIONS
 
 NAMED = [
@@ -90,7 +90,7 @@ def test_every_metric_is_in_the_table(name: str) -> None:
     objective = observed(tt.objective(name), tokens)
     plan = objective.plan(tokens)
     emitted = plan.metrics | objective.loss(moved(tokens), plan).metrics
-    assert set(emitted) <= set(reference_docs.METRICS)
+    assert set(emitted) <= set(descriptions.METRICS)
     assert all(value.ndim == 0 for value in emitted.values())
 
 
@@ -112,7 +112,8 @@ def test_every_option_has_one_meaning_and_every_meaning_an_option() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_defaults_pass_their_own_checks(name: str) -> None:
     entry = METHODS[name]
-    assert tt.objective(name, **entry.options).explain() == tt.objective(name).explain()
+    defaults = {key: option.default for key, option in entry.options.items()}
+    assert tt.objective(name, **defaults).explain() == tt.objective(name).explain()
 
 
 def test_every_reason_has_words() -> None:

@@ -16,10 +16,12 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
+from trimtab.own_parts import Option
 from trimtab.text import install_command
 
 Message = Mapping[str, str]
 Split = Literal["train", "test"]
+TaskOption = Option  # the name of a task's option in users' files
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,6 @@ class Problem:
     solution: str | tuple[Message, ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     location: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True)
-class TaskOption:
-    """The meaning of a task's option and the range of its values: `Annotated[int, TaskOption("digits", 1, 9)]`."""
-
-    meaning: str
-    low: float | None = None
-    high: float | None = None
 
 
 class Task(Protocol):

@@ -11,14 +11,23 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 from trimtab.data.arithmetic import arithmetic_task
 from trimtab.data.countdown import countdown_task
 from trimtab.data.files import file_task, gsm8k_task
 from trimtab.data.gym import gym_task
-from trimtab.data.problems import Problem, Split, Task, TaskOption, check_index
-from trimtab.own_parts import OwnPartError, errors_located, is_own, load_part, location
+from trimtab.data.problems import Problem, Split, Task, check_index
+from trimtab.own_parts import (
+    Option,
+    OwnPartError,
+    errors_located,
+    is_own,
+    load_part,
+    location,
+    option_error,
+    read_options,
+)
 from trimtab.text import nearest, shown
 
 TaskBuilder = Callable[..., Task | None]
@@ -32,15 +41,6 @@ TASKS: Mapping[str, TaskBuilder] = {
 }
 
 
-@dataclass(frozen=True)
-class TaskArgument:
-    """An option of a task: its type, its default, its meaning and range."""
-
-    type: Any
-    default: Any
-    option: TaskOption
-
-
 def find_task(name: str) -> TaskBuilder:
     """Return the function that builds the task of a name."""
     if is_own(name):
@@ -52,26 +52,13 @@ def find_task(name: str) -> TaskBuilder:
     return TASKS[name]
 
 
-def task_arguments(name: str) -> dict[str, TaskArgument]:
+def task_options(name: str) -> dict[str, Option]:
     """Return the options of a task, in the order of its function's arguments."""
     build = find_task(name)
-    with errors_located(name, build):
-        signature = inspect.signature(build)
-        hints = typing.get_type_hints(_function(build), include_extras=True)
-    arguments = {}
-    for key, parameter in signature.parameters.items():
-        if key == "split":
-            continue
-        where = f"{name}: {location(build)}: its argument {key!r}"
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise OwnPartError(f"{where} is no option: name every option, with a default")
-        if parameter.default is parameter.empty:
-            raise OwnPartError(f"{where} needs a default: arguments are options, and a recipe may leave them out")
-        if key in ("name", "environment"):
-            raise OwnPartError(f"{where} is task.{key} already: call it otherwise")
-        kind = hints.get(key, Any if parameter.default is None else type(parameter.default))
-        arguments[key] = TaskArgument(*_type_and_option(kind, parameter.default))
-    return arguments
+    options = read_options(name, build, skip=("split",))
+    for key in {"name", "environment"} & options.keys():
+        raise option_error(name, build, key, f"is task.{key} already: call it otherwise")
+    return options
 
 
 def has_held_out_problems(name: str, arguments: Mapping[str, Any]) -> bool:
@@ -139,18 +126,3 @@ def _is_message(message: object) -> bool:
         return False
     role, content = message.get("role"), message.get("content")
     return isinstance(role, str) and isinstance(content, str) and bool(role and content)
-
-
-def _function(build: Any) -> Any:
-    """Return what holds the annotations of a builder's arguments: a class has them in `__init__`."""
-    build = build.func if isinstance(build, partial) else build
-    return build.__init__ if inspect.isclass(build) else build
-
-
-def _type_and_option(annotation: Any, default: Any) -> tuple[Any, Any, TaskOption]:
-    if typing.get_origin(annotation) is not Annotated:
-        return annotation, default, TaskOption("")
-    kind, *notes = typing.get_args(annotation)
-    option = next((note for note in notes if isinstance(note, TaskOption)), None)
-    text = next((note for note in notes if isinstance(note, str)), "")
-    return kind, default, option or TaskOption(text)

@@ -3,7 +3,7 @@
 from trimtab.objectives import advantages, entropy_control, splitmix64, theory
 from trimtab.objectives.comm import Comm, ProcessGroup, gather_rows
 from trimtab.objectives.methods.compose import COMMON_OPTIONS, objective, option_names
-from trimtab.objectives.methods.reference_docs import METRICS
+from trimtab.objectives.methods.descriptions import METRICS, describe, summary
 from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS
 from trimtab.objectives.normalizers import Normalizer
 from trimtab.objectives.objective import LossOutput, Objective
@@ -21,7 +21,8 @@ from trimtab.objectives.token_batch import NotFiniteError, TokenBatch
 __all__ = [
     "ATTACHMENTS", "COMMON_OPTIONS", "METHODS", "METRICS", "OPTIONS", "REASON_WORDS", "Comm", "EntropyGate",
     "LossOutput", "Moments", "Normalizer", "NotFiniteError", "Objective", "Penalty", "Plan", "PlanBuilder",
-    "ProcessGroup", "Reason", "Surrogate", "TokenBatch", "TokenRule", "advantages", "entropy_control", "gather_rows",
-    "gradient_norm_squared", "kl_estimate", "largest", "merge_metrics", "moments", "objective", "option_names",
-    "quantile", "reason_words", "segment_ids", "share_count", "splitmix64", "theory", "token_bytes",
+    "ProcessGroup", "Reason", "Surrogate", "TokenBatch", "TokenRule", "advantages", "describe", "entropy_control",
+    "gather_rows", "gradient_norm_squared", "kl_estimate", "largest", "merge_metrics", "moments", "objective",
+    "option_names", "quantile", "reason_words", "segment_ids", "share_count", "splitmix64", "summary", "theory",
+    "token_bytes",
 ]  # fmt: skip

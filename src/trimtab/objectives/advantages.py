@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.token_batch import NotFiniteError
 from trimtab.own_parts import OwnPartError, errors_located, is_own, load_part, location
 from trimtab.text import nearest, shown
@@ -56,8 +54,8 @@ def compute_advantages(name: str, reward: Values, group: Groups) -> Tensor:
     function, rewards = load_part(name), torch.as_tensor(reward).detach()
     with errors_located(name, function):
         values = function(rewards, torch.as_tensor(group, device=rewards.device))
-    if not isinstance(values, Tensor) or values.shape != rewards.shape:
-        made = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else shown(values)
+    if not isinstance(values, torch.Tensor) or values.shape != rewards.shape:
+        made = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else shown(values)
         wanted = f"a tensor with a value for each of the {len(rewards)} responses"
         raise OwnPartError(f"{name}: {location(function)}: it returned {made}, and not {wanted}")
     if not bool(torch.isfinite(values).all()):

@@ -11,9 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.token_batch import TOKEN_FLOATS, TOKEN_INTS, TokenBatch
 
 
@@ -41,7 +39,7 @@ class ProcessGroup:
 def gather_rows(comm: Comm, tensor: Tensor) -> Tensor:
     """Gather an equal-shaped tensor from every rank: (ranks, *shape)."""
     out = comm.all_gather(tensor)
-    stacked = out if isinstance(out, Tensor) else torch.stack(list(out))
+    stacked = out if isinstance(out, torch.Tensor) else torch.stack(list(out))
     return stacked.reshape(-1, *tensor.shape)
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor
 from trimtab.objectives.plan_builder import PlanBuilder
 
 

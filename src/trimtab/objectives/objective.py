@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from trimtab.objectives.advantages import Groups, Values, compute_advantages
 from trimtab.objectives.comm import Comm, gather_batch, gather_rows
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.normalizers import Normalizer
 from trimtab.objectives.plan import Plan
 from trimtab.objectives.plan_builder import Controller, PlanBuilder, TokenRule
@@ -143,19 +141,11 @@ class Objective:
         for controller in self.controllers.values():
             controller.observe(entropy / tokens if tokens else float("nan"))
 
-    @torch.no_grad()
     def plan(self, batch: TokenBatch, comm: Comm | None = None) -> Plan:
         """Plan the mini-batch of all ranks, and return the plan of this rank's tokens."""
         self._check(batch)
-        if self.scope == "micro":
-            return self._plan_micro(batch, comm)
-        names = {"old_logp", "advantage", "current_logp", "proxy_logp", *self.needs, *self.reads}
-        whole, mine = gather_batch(batch, names, comm)
-        plan = self._plan_whole(whole)
-        if mine == slice(0, whole.responses):
-            return plan
-        # `slice` is the position in this rank's mini-batch, not in the whole.
-        return replace(plan.select(mine.start, mine.stop), start=0)
+        with torch.no_grad():
+            return self._plan_micro(batch, comm) if self.scope == "micro" else self._plan_minibatch(batch, comm)
 
     def loss(self, new_logp: Tensor, plan: Plan) -> LossOutput:
         """Return the loss of a plan or of one of its micro-batches; gradients reach `new_logp` and nothing else."""
@@ -224,6 +214,15 @@ class Objective:
             where = f"{self.name} has token_stats='old', but the TokenBatch {carried}"
             raise ValueError(f"{where}: leave it out, or set token_stats='current'")
 
+    def _plan_minibatch(self, batch: TokenBatch, comm: Comm | None) -> Plan:
+        names = {"old_logp", "advantage", "current_logp", "proxy_logp", *self.needs, *self.reads}
+        whole, mine = gather_batch(batch, names, comm)
+        plan = self._plan_whole(whole)
+        if mine == slice(0, whole.responses):
+            return plan
+        # `slice` is the position in this rank's mini-batch, not in the whole.
+        return replace(plan.select(mine.start, mine.stop), start=0)
+
     def _plan_whole(self, batch: TokenBatch) -> Plan:
         builder = PlanBuilder(batch, self.surrogate.clip_low, self.surrogate.clip_high, self._coefficient)
         for rule in sorted(self.rules, key=lambda rule: rule.last):
@@ -260,9 +259,9 @@ class Objective:
         if comm is not None:
             responses = int(gather_rows(comm, torch.tensor([responses], device=batch.old_logp.device)).sum())
 
-        @torch.no_grad()
         def replan(first: int, last: int) -> Plan:
-            plan = self._plan_whole(batch.select(first, last))
+            with torch.no_grad():
+                plan = self._plan_whole(batch.select(first, last))
             share = (last - first) / max(responses, 1)
             # Metrics divide by `tokens_in_minibatch`, and so are means weighted by this share too.
             tokens = plan.tokens / share if share else 0.0

@@ -6,9 +6,7 @@ moments of the distribution Phi is exact; without them, as in other trainers, it
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.token_batch import TokenBatch
 
 MOMENTS = ("sum_p2", "sum_p2_logp")

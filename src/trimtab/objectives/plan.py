@@ -12,9 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.reasons import REASON_WORDS, Reason, reason_words
 from trimtab.objectives.spans import Spans
 
@@ -115,7 +113,7 @@ class Plan:
 
     def _sliced(self, span: builtins.slice) -> dict[str, Any]:
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return {name: value[span] for name, value in values if isinstance(value, Tensor)}
+        return {name: value[span] for name, value in values if isinstance(value, torch.Tensor)}
 
 
 def _micro_batch_sizes(sequences: int | Sequence[int], responses: int) -> list[int]:

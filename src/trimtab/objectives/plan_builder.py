@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.reasons import Reason
 from trimtab.objectives.token_batch import TokenBatch
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.plan import Plan
 from trimtab.objectives.spans import Spans
 from trimtab.objectives.token_batch import TokenBatch
@@ -47,7 +46,7 @@ class Ratio:
             return log_rho.exp()
         if self.prepare is not None:  # the gradient then goes through the clipped log ratios
             new_logp = log_rho = self.prepare(log_rho, plan)
-        shared: Tensor = _SharedRatio.apply(new_logp, log_rho.detach(), plan.spans)  # type: ignore[no-untyped-call]
+        shared: Tensor = _shared_ratio()(new_logp, log_rho.detach(), plan.spans)
         return shared
 
 
@@ -56,19 +55,24 @@ def log_ratio(new_logp: Tensor, old_logp: Tensor) -> Tensor:
     return (new_logp - old_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-class _SharedRatio(torch.autograd.Function):
-    """r = stopgrad(exp(mean log_rho over the span)) x p / stopgrad(p)."""
+@cache
+def _shared_ratio() -> Any:
+    """Return the function r = stopgrad(exp(mean log_rho over the span)) x p / stopgrad(p)."""
 
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, log_rho: Tensor, spans: Spans) -> Tensor:
-        ratio = spans.spread(spans.mean(log_rho).exp())
-        ctx.save_for_backward(ratio)
-        return ratio
+    # Defined on first use: deriving from a class of torch's imports it.
+    class SharedRatio(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, own: Tensor, log_rho: Tensor, spans: Spans) -> Tensor:
+            ratio = spans.spread(spans.mean(log_rho).exp())
+            ctx.save_for_backward(ratio)
+            return ratio
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (ratio,) = ctx.saved_tensors
-        return gradient * ratio, None, None
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+            (ratio,) = ctx.saved_tensors
+            return gradient * ratio, None, None
+
+    return SharedRatio.apply
 
 
 def _clip_where_pushed(log_rho: Tensor, plan: Plan) -> Tensor:

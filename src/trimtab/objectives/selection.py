@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.splitmix64 import GOLDEN, mix
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-from torch import Tensor
+from trimtab.objectives.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)

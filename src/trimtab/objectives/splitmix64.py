@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed integer
 

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.plan import Plan
 from trimtab.objectives.ratios import LOG_RATIO_LIMIT, log_ratio
 from trimtab.objectives.token_batch import LOGP_FLOOR

@@ -11,9 +11,7 @@ import math
 from enum import IntEnum
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.objective import Objective
 from trimtab.objectives.phi import batch_phi, phi, s2
 from trimtab.objectives.plan import Plan

@@ -11,9 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.spans import Spans
 
 # Log-probabilities are clamped here: low enough to mean p = 0, high enough that differences of two stay finite.
@@ -192,7 +190,7 @@ class TokenBatch:
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
     def _convert(self) -> None:
         """Detach every tensor and convert to one float type: float64 if `old_logp` has it, else float32."""

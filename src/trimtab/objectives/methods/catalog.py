@@ -1,14 +1,15 @@
-"""The catalog of named methods.
+"""The catalog of named methods, and at its end of attachments: what can be added to any method (`"sspo + s2t"`).
 
-To add one, write a function here whose keyword arguments are its options, and a test; the command line and the docs
-read the registry.
+To add a method, write a function here whose keyword arguments are its options, and a test; the command line and the
+docs read the registry.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from trimtab.objectives.methods.registry import method
+from trimtab.objectives.methods.registry import ATTACHMENTS, entry, method
 from trimtab.objectives.normalizers import (
     seq_mean_token_mean,
     seq_mean_token_sum,
@@ -16,6 +17,7 @@ from trimtab.objectives.normalizers import (
     token_mean,
 )
 from trimtab.objectives.objective import Objective
+from trimtab.objectives.plan_builder import TokenRule
 from trimtab.objectives.ratios import (
     clipped_response_ratio,
     response_ratio,
@@ -23,9 +25,10 @@ from trimtab.objectives.ratios import (
     token_ratio,
     token_ratio_in_response,
 )
-from trimtab.objectives.rules import covariance, entropy, penalties
+from trimtab.objectives.rules import corrections, covariance, entropy, penalties
 from trimtab.objectives.rules.s2t import s2t
 from trimtab.objectives.rules.stare import stare as stare_rule
+from trimtab.objectives.rules.trim import trim
 from trimtab.objectives.surrogates import (
     Divergence,
     gamma_weight,
@@ -258,3 +261,18 @@ def sspo(
     """
     rule = entropy.widen_by_entropy(widen_low, widen_high, clip_scale)
     return Objective("sspo", segment_ratio, ppo_clip(clip_low, clip_high, dual_clip), seq_mean_token_mean, (rule,))
+
+
+# With the paper of each.
+_ATTACHED: dict[Callable[..., TokenRule | penalties.Penalty], str] = {
+    s2t: "2602.15620",
+    stare_rule: "2606.19236",
+    entropy.top_entropy: "2506.01939",
+    corrections.tis: "",
+    corrections.icepop: "",
+    corrections.mis: "",
+    penalties.kl: "2402.03300",
+    entropy.entropy_bonus: "2505.22312",
+    trim: "",
+}
+ATTACHMENTS |= {build.__name__: entry(build, paper) for build, paper in _ATTACHED.items()}

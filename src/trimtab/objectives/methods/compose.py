@@ -7,28 +7,53 @@ from __future__ import annotations
 
 import ast
 import re
+import typing
 from collections.abc import Mapping
 from dataclasses import replace
+from types import UnionType
 from typing import Any, Literal
 
-import trimtab.objectives.methods.attachments
-import trimtab.objectives.methods.catalog  # noqa: F401  (both fill the registry)
-from trimtab.objectives.methods.own import check_built, own_entry, try_on_a_batch
-from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS, Entry, check_option, check_ranges
+import trimtab.objectives.methods.catalog  # noqa: F401  (it fills the registry)
+from trimtab.objectives.lazy_torch import torch
+from trimtab.objectives.methods.registry import (
+    ATTACHMENTS,
+    METHODS,
+    OPTIONS,
+    Entry,
+    check_option,
+    check_ranges,
+    title_and_notes,
+)
 from trimtab.objectives.normalizers import AGGREGATIONS
 from trimtab.objectives.objective import Objective, Scope, TokenStats
 from trimtab.objectives.plan_builder import TokenRule
 from trimtab.objectives.rules.penalties import Penalty
-from trimtab.own_parts import PATTERN, errors_located, is_own, location
-from trimtab.text import nearest
+from trimtab.objectives.token_batch import TokenBatch
+from trimtab.own_parts import (
+    PATTERN,
+    Option,
+    OwnPartError,
+    errors_located,
+    is_own,
+    load_part,
+    location,
+    option_error,
+    read_options,
+)
+from trimtab.text import nearest, shown
 
 # Options that every method takes.
-COMMON_OPTIONS: dict[str, Any] = {
-    "advantage": Literal["group_normalized", "group_centered", "leave_one_out"],
-    "aggregation": Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"],
-    "scope": Scope,
-    "token_stats": TokenStats,
+COMMON_OPTIONS: dict[str, Option] = {
+    key: replace(OPTIONS[key], type=kind, default=default)
+    for key, kind, default in (
+        ("advantage", Literal["group_normalized", "group_centered", "leave_one_out"], "the method's own"),
+        ("aggregation", Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"], "the method's own"),
+        ("scope", Scope, Objective.scope),
+        ("token_stats", TokenStats, Objective.token_stats),
+    )
 }
+_SIMPLE = (bool, int, float, str, type(None))  # types of options
+_KINDS = "a number, true or false, text, or a Literal of choices"
 
 _TERM = re.compile(rf"\s*(?P<name>{PATTERN}|[\w.-]+)\s*(?:\((?P<options>[^()]*)\))?\s*")
 
@@ -52,7 +77,7 @@ def objective(name: str, **options: Any) -> Objective:
     # Whatever is wrong in a user's code is to be found here, and not at the first step of a run.
     for part in (*(entry.name for entry, _ in terms), combined.advantage):
         if is_own(part):
-            try_on_a_batch(part, combined)
+            _try_on_a_batch(part, combined)
     return combined
 
 
@@ -111,7 +136,7 @@ def _as_options(key: str, value: Any) -> dict[str, Any]:
 
 def _method(name: str) -> Entry:
     if is_own(name):
-        return _own_entry(name)
+        return own_entry(name)
     if name in METHODS:
         return METHODS[name]
     if name in ATTACHMENTS:
@@ -121,7 +146,7 @@ def _method(name: str) -> Entry:
 
 def _attachment(name: str) -> Entry:
     if is_own(name):
-        return _own_entry(name)
+        return own_entry(name)
     if name in ATTACHMENTS:
         return ATTACHMENTS[name]
     if name in METHODS:
@@ -130,14 +155,23 @@ def _attachment(name: str) -> Entry:
     raise ValueError(f"unknown attachment {name!r}: {nearest(name, sorted(ATTACHMENTS))}")
 
 
-def _own_entry(name: str) -> Entry:
-    entry = own_entry(name)
-    taken = sorted(entry.options.keys() & {*COMMON_OPTIONS, *ATTACHMENTS})
+def own_entry(name: str) -> Entry:
+    """Read an entry off the function that `python:MODULE:NAME` stands for; its keyword arguments are its options."""
+    build = load_part(name)
+    options = read_options(name, build)
+    for key, option in options.items():
+        if not _is_simple(option.type) or option.type is type(None):
+            raise option_error(name, build, key, f"has the type {shown(option.type)}: an option is {_KINDS}")
+    taken = sorted(options.keys() & {*COMMON_OPTIONS, *ATTACHMENTS})
     if taken:
-        raise ValueError(
-            f"{name}: {location(entry.build)}: every method has an option {taken[0]!r}: call yours otherwise"
-        )
-    return entry
+        raise ValueError(f"{name}: {location(build)}: every method has an option {taken[0]!r}: call yours otherwise")
+    return Entry(name, "", *title_and_notes(build), build, options)
+
+
+def _is_simple(annotation: Any) -> bool:
+    if typing.get_origin(annotation) in (typing.Union, UnionType):
+        return all(map(_is_simple, typing.get_args(annotation)))
+    return typing.get_origin(annotation) is Literal or annotation in _SIMPLE
 
 
 def _distribute(name: str, options: Mapping[str, Any], terms: list[tuple[Entry, dict[str, Any]]]) -> None:
@@ -158,16 +192,14 @@ def _build(entry: Entry, options: dict[str, Any], attached: bool) -> Objective |
         if key not in entry.options:
             hint = nearest(key, sorted(entry.options)) if entry.options else "it has none"
             raise ValueError(f"unknown option of {entry.name} {key!r}: {hint}")
-    checked = {
-        key: check_option(entry.name, key, value, entry.types[key], entry.option(key)) for key, value in options.items()
-    }
+    checked = {key: check_option(entry.name, key, value, entry.options[key]) for key, value in options.items()}
     if not is_own(entry.name):
         check_ranges(entry, checked)
         known: Objective | TokenRule | Penalty = entry.build(**checked)
         return known
     with errors_located(entry.name, entry.build):
         built = entry.build(**checked)
-    return check_built(entry, built, attached)
+    return _check_built(entry, built, attached)
 
 
 def _combine(built: list[Objective | TokenRule | Penalty], entries: list[Entry], common: dict[str, Any]) -> Objective:
@@ -183,10 +215,57 @@ def _combine(built: list[Objective | TokenRule | Penalty], entries: list[Entry],
     name = " + ".join(entry.name for entry in entries)
     given = {key: value for key, value in common.items() if value is not None}  # none: as if it were not there
     own = {"advantage": given.pop("advantage")} if is_own(given.get("advantage")) else {}
-    common = own | {
-        key: check_option(name, key, value, COMMON_OPTIONS[key], OPTIONS[key]) for key, value in given.items()
-    }
+    common = own | {key: check_option(name, key, value, COMMON_OPTIONS[key]) for key, value in given.items()}
     if "aggregation" in common:
         common["normalizer"] = AGGREGATIONS[common.pop("aggregation")]
     common |= {"name": name, "title": entries[0].title, "paper": entries[0].paper}
     return replace(base, rules=tuple(rules), penalties=tuple(penalties), **common)
+
+
+def _check_built(entry: Entry, built: object, attached: bool) -> Objective | TokenRule | Penalty:
+    """Return what a user's function built, or raise if it is not what its place in the name asks for."""
+    where = f"{entry.name}: {location(entry.build)}"
+    if attached:
+        if isinstance(built, TokenRule | Penalty):
+            return built
+        if isinstance(built, Objective):
+            raise OwnPartError(f"{where}: it returns an Objective, so it is a method: write it first, before any +")
+        raise OwnPartError(f"{where}: it returned {shown(built)}, and an attachment is a TokenRule or a Penalty")
+    if isinstance(built, Objective):
+        return built
+    if isinstance(built, TokenRule | Penalty):
+        raise OwnPartError(f"{where}: it returns an attachment: write for example 'dapo + {entry.name}'")
+    raise OwnPartError(f"{where}: it returned {shown(built)}, and a method is an Objective")
+
+
+def _try_on_a_batch(name: str, objective: Objective) -> None:
+    """Plan a small batch and take its loss, so that a mistake in the user's code is found before a run starts."""
+    with errors_located(name, load_part(name)):
+        advantage = objective.advantages(torch.tensor([1.0, 0.0, 0.5, 0.5]), torch.tensor([0, 0, 1, 1]))
+        batch = _small_batch(advantage, objective)
+        out, grad_logp = objective.loss_and_grad(batch.old_logp + 0.05, objective.plan(batch))
+    if not bool(torch.isfinite(out.loss)) or not bool(torch.isfinite(grad_logp).all()):
+        raise OwnPartError(f"{name}: {location(load_part(name))}: on a small batch its loss or gradient is not finite")
+
+
+def _small_batch(advantage: torch.Tensor, objective: Objective) -> TokenBatch:
+    """Return four responses of three tokens each, with every field; no random number is drawn."""
+    sequence = torch.arange(4).repeat_interleave(3)
+    old_logp = -torch.linspace(0.01, 6.0, 12)
+    current = old_logp if objective.token_stats == "current" else None
+    return TokenBatch(
+        old_logp=old_logp,
+        advantage=advantage[sequence],
+        sequence=sequence,
+        entropy=torch.linspace(2.0, 0.1, 12),
+        token=torch.arange(12),
+        segment=torch.arange(12) // 2,
+        sampler_logp=old_logp,
+        ref_logp=old_logp,
+        current_logp=current,
+        proxy_logp=old_logp,
+        sum_p2=torch.full((12,), 0.5),
+        sum_p2_logp=torch.full((12,), -0.3),
+        group=torch.tensor([0, 0, 1, 1]),
+        reward=torch.tensor([1.0, 0.0, 0.5, 0.5]),
+    )

@@ -10,22 +10,13 @@ import inspect
 import math
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import UnionType
 from typing import Any, Literal, TypeVar
 
 from trimtab.objectives.objective import Objective
 from trimtab.objectives.plan_builder import TokenRule
-
-
-@dataclass(frozen=True)
-class Option:
-    """The meaning of an option and the range of its values."""
-
-    meaning: str
-    low: float = -math.inf
-    high: float = math.inf
-
+from trimtab.own_parts import Option, read_options
 
 OPTIONS: dict[str, Option] = {
     "adaptive": Option("change boost and damp by `rate` per rollout: stronger if the entropy is below the target"),
@@ -96,21 +87,14 @@ RANGES = (("low", "high"), ("cov_low", "cov_high"), ("widen_low", "widen_high"),
 
 @dataclass(frozen=True)
 class Entry:
-    """A method or attachment; `own_options` has what is known of the options of one of the user's own."""
+    """A method or attachment, and the function that builds it from its options."""
 
     name: str
     paper: str
     title: str
     notes: str
     build: Callable[..., Any]
-    options: Mapping[str, Any]
-    types: Mapping[str, Any]
-    own_options: Mapping[str, Option] | None = None
-
-    def option(self, key: str) -> Option:
-        """Return the meaning and range of an option."""
-        # The user's `rate` need not be ours, so it has neither our meaning nor our range.
-        return OPTIONS[key] if self.own_options is None else self.own_options[key]
+    options: Mapping[str, Option]
 
 
 MethodBuilder = TypeVar("MethodBuilder", bound=Callable[..., Objective])
@@ -134,22 +118,23 @@ def method(paper: str = "", rule: Callable[..., TokenRule] | None = None) -> Cal
 
 def entry(build: Callable[..., Any], paper: str, rule: Callable[..., Any] | None = None) -> Entry:
     """Read an entry off a function: its name, its docstring, its options with their defaults and types."""
-    title, _, notes = inspect.cleandoc(build.__doc__ or "").partition("\n")
-    options: dict[str, Any] = {}
-    types: dict[str, Any] = {}
+    options: dict[str, Option] = {}
     for source in (build,) if rule is None else (rule, build):
-        # Annotations are text (`from __future__ import annotations`); get_type_hints evaluates them.
-        hints = typing.get_type_hints(source)
-        for key, parameter in inspect.signature(source).parameters.items():
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-                options[key], types[key] = parameter.default, hints[key]
-    return Entry(build.__name__, paper, title, notes.strip(), build, options, types)
+        for key, found in read_options(source.__name__, source, skip=("options",)).items():
+            options[key] = replace(OPTIONS[key], type=found.type, default=found.default)
+    return Entry(build.__name__, paper, *title_and_notes(build), build, options)
 
 
-def check_option(owner: str, key: str, value: Any, annotation: Any, option: Option) -> Any:
+def title_and_notes(build: Callable[..., Any]) -> tuple[str, str]:
+    """Return the first line of a docstring, and the rest of it."""
+    title, _, notes = inspect.cleandoc(build.__doc__ or "").partition("\n")
+    return title, notes.strip()
+
+
+def check_option(owner: str, key: str, value: Any, option: Option) -> Any:
     """Return `value` as the option's type; raise with the option, the value and what would be right."""
-    union = typing.get_origin(annotation) in (typing.Union, UnionType)
-    types = typing.get_args(annotation) if union else (annotation,)
+    union = typing.get_origin(option.type) in (typing.Union, UnionType)
+    types = typing.get_args(option.type) if union else (option.type,)
     choices = [choice for one in types if typing.get_origin(one) is Literal for choice in typing.get_args(one)]
     where = f"{owner}: option {key}={value!r}"
     if value is None and type(None) in types:
@@ -175,7 +160,7 @@ def check_option(owner: str, key: str, value: Any, annotation: Any, option: Opti
 
 def check_ranges(entry: Entry, options: Mapping[str, Any]) -> None:
     """Raise if the lower end of a range is above the upper one, given or by default."""
-    values = {**entry.options, **options}
+    values = {key: option.default for key, option in entry.options.items()} | dict(options)
     for low, high in RANGES:
         if values.get(low) is not None and values.get(high) is not None and values[low] > values[high]:
             where = f"{entry.name}: option {low}={values[low]:g}"
@@ -186,8 +171,10 @@ def _number(where: str, option: Option, value: Any, whole: bool) -> float:
     # Python's bool is an int, and clip_low=true would pass as 1.
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise ValueError(f"{where} must be a {'whole number' if whole else 'number'}")
-    if not option.low <= value <= option.high:
-        if math.isfinite(option.high):
-            raise ValueError(f"{where} must be between {option.low:g} and {option.high:g}")
-        raise ValueError(f"{where} must be at least {option.low:g}")
+    low = -math.inf if option.low is None else option.low
+    high = math.inf if option.high is None else option.high
+    if not low <= value <= high:  # as for NaN
+        if math.isfinite(high):
+            raise ValueError(f"{where} must be between {low:g} and {high:g}")
+        raise ValueError(f"{where} must be at least {low:g}")
     return value if whole else float(value)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from trimtab.objectives.lazy_torch import torch
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.ratios import LOG_RATIO_LIMIT, log_ratio
 from trimtab.objectives.reasons import Reason

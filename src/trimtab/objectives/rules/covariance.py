@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.ratios import log_ratio
 from trimtab.objectives.selection import random_pick, share_count, top_share

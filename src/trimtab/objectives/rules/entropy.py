@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
+from trimtab.objectives.lazy_torch import torch
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.reasons import Reason
 from trimtab.objectives.selection import top_share

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.plan import Plan
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.ratios import log_ratio

@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
-import torch
-from torch import Tensor
-
+from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.phi import MOMENTS, estimated_phi, token_phi
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.reasons import Reason

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
+from trimtab.objectives.lazy_torch import Tensor, torch
 
 DELIMITERS = ".!?;:,\n。．！？；：，、"
 

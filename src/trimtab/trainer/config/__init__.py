@@ -4,6 +4,7 @@ from trimtab.trainer.config.loading import (
     LARGEST_RECIPE,
     PACKAGED,
     find_recipe,
+    is_hub_model,
     load,
     load_stored,
     own_code,
@@ -13,7 +14,6 @@ from trimtab.trainer.config.loading import (
     parse_toml,
 )
 from trimtab.trainer.config.recipe import Config, build_objective, json_schema
-from trimtab.trainer.config.reward_section import TASK_TERM, RewardConfig, RewardTerm
 from trimtab.trainer.config.run_model import (
     BEST,
     LONGEST_CHAIN,
@@ -25,11 +25,19 @@ from trimtab.trainer.config.run_model import (
     model_digest,
     run_checkpoints,
 )
-from trimtab.trainer.config.sections import AlarmsConfig, RolloutConfig
+from trimtab.trainer.config.sections import (
+    DEMO_MODELS,
+    AlarmsConfig,
+    RolloutConfig,
+    check_own_sampler,
+    check_vllm_options,
+)
+from trimtab.trainer.config.task_sections import TASK_TERM, RewardConfig, RewardTerm
 
 __all__ = [
-    "BEST", "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "TASK_TERM", "AlarmsConfig", "Config", "RewardConfig",
-    "RewardTerm", "RolloutConfig", "RunModel", "base_model", "build_objective", "find_checkpoint", "find_recipe",
-    "find_run_model", "json_schema", "list_checkpoints", "load", "load_stored", "model_digest", "own_code",
-    "packaged_recipes", "parse", "parse_stored", "parse_toml", "run_checkpoints",
+    "BEST", "DEMO_MODELS", "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "TASK_TERM", "AlarmsConfig", "Config",
+    "RewardConfig", "RewardTerm", "RolloutConfig", "RunModel", "base_model", "build_objective", "check_own_sampler",
+    "check_vllm_options", "find_checkpoint", "find_recipe", "find_run_model", "is_hub_model", "json_schema",
+    "list_checkpoints", "load", "load_stored", "model_digest", "own_code", "packaged_recipes", "parse", "parse_stored",
+    "parse_toml", "run_checkpoints",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trimtab.text import nearest, shorten, shown
-from trimtab.trainer.config.task_section import task_hint, task_section
+from trimtab.trainer.config.task_sections import task_hint, task_section
 
 MAX_LINE = 1_000  # characters; a value may be a text of any length
 MAX_LINES = 20  # of an error: a list of a million wrong entries has a million

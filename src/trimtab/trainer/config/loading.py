@@ -7,20 +7,22 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from trimtab.data import is_hub_data
 from trimtab.files import read_bounded
 from trimtab.own_parts import look_beside, own_names, was_loaded
 from trimtab.text import nearest, shorten, shown
 from trimtab.trainer.config.errors import describe_errors
-from trimtab.trainer.config.paths import locate_paths
 from trimtab.trainer.config.recipe import Config
-from trimtab.trainer.config.task_section import TaskConfig, task_section
+from trimtab.trainer.config.sections import MODEL_NAMES
+from trimtab.trainer.config.task_sections import TaskConfig, task_section
 
 PACKAGED = Path(__file__).parents[2] / "recipes"
 LARGEST_RECIPE = 1 << 16  # bytes; ours have some thousand
@@ -28,6 +30,10 @@ MOST_DOTS = 1_000  # on a line: tomllib takes half a minute for a key of 30,000 
 DEEPEST_TABLE = 20  # tables and lists inside each other
 LARGEST_INTEGER = 10**18 - 1
 LARGEST_FLOAT = 1e30  # beyond it, products overflow in float32
+FILE_KEYS = (("task", "path"), ("task", "eval_path"), ("warm_start", "path"))
+MODEL_KEYS = (("model", "path"), ("model", "reference"), ("model", "start_from"))
+FILE_TASKS = ("file", "gsm8k")  # what `path` means to a task of the user's own is not known here
+NAMES = (*MODEL_NAMES, "start", "none")  # of models, and no paths
 
 
 def load(recipe: str | Path | Mapping[str, Any] | None, settings: Sequence[str] | Mapping[str, Any] = ()) -> Config:
@@ -41,11 +47,9 @@ def load(recipe: str | Path | Mapping[str, Any] | None, settings: Sequence[str] 
     _check_plain(given, "")  # a table that is too deep cannot be copied
     table = copy.deepcopy(given) if path is None else _read(path)
     task = _task_name(_with_settings(copy.deepcopy(given) if path is None else _read(path), settings))
-    # Runs of earlier versions have paths as they were given, relative to where they were started.
-    is_run = path is not None and path.name == "config.toml" and (path.parent / "checkpoints").is_dir()
     if given:
         locate_paths(table, Path.cwd(), task)
-    elif path is not None and path.parent != PACKAGED and not is_run:
+    elif path is not None and path.parent != PACKAGED:
         locate_paths(table, path.resolve().parent, task)
     table = _with_settings(table, settings, task)
     if own_names(table):
@@ -255,3 +259,56 @@ def _method(objective: Any) -> str:
     """Return the method of an objective's name or table, without its attachments."""
     name = objective.get("name", "") if isinstance(objective, Mapping) else objective
     return re.split(r"[+(]", str(name))[0].strip()
+
+
+def locate_paths(table: dict[str, Any], folder: Path, task: str) -> None:
+    """Make the paths in a recipe's table absolute, taking them as relative to a folder; `task` is the recipe's task."""
+    for section, key in (*FILE_KEYS, *MODEL_KEYS):
+        values = table.get(section)
+        if isinstance(values, dict) and key in values and (section != "task" or task in FILE_TASKS):
+            locate = locate_model if section == "model" else locate_file
+            values[key] = _each(values[key], partial(locate, folder=folder, key=f"{section}.{key}"))
+
+
+def locate_file(value: str, folder: Path, key: str) -> str:
+    """Return the absolute path of a file of rows; the name of a data set on the hub stays as it is."""
+    return _locate(value, folder, key, os.path.isfile, is_hub_data)
+
+
+def locate_model(value: str, folder: Path, key: str) -> str:
+    """Return the absolute path of a model, a run, or RUN@STEP; a name stays as it is."""
+
+    def is_there(path: str) -> bool:
+        return os.path.isdir(path) or os.path.isdir(path.rpartition("@")[0])
+
+    return value if value in NAMES else _locate(value, folder, key, is_there, is_hub_model)
+
+
+def is_hub_model(path: str) -> bool:
+    """Return whether a name that is not a folder may be that of a model on the hub: `name` or `owner/name`."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", path) is not None
+
+
+def _locate(
+    value: str, folder: Path, key: str, is_there: Callable[[str], bool], is_hub_name: Callable[[str], bool]
+) -> str:
+    given = os.path.expanduser(value)
+    path, here = os.path.normpath(os.path.join(folder, given)), os.path.abspath(given)  # an absolute one stays
+    if not value.strip() or (is_hub_name(value) and not is_there(path) and not is_there(here)):
+        return value
+    if is_there(here) and not is_there(path):
+        raise ValueError(
+            f"{key} = {shown(value, 300)}: a recipe's paths are relative to its folder, and there is no {path}; there "
+            f"is {here}: write that, or --set {key}={value}, which is relative to the current folder"
+        )
+    # What is missing from the current folder is an error as it was written.
+    return path if is_there(path) or path != here else value
+
+
+def _each(value: Any, change: Callable[[str], str]) -> Any:
+    """Change a path, or each of a list or of a table of weights; anything else is an error of the recipe's later."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [change(each) if isinstance(each, str) else each for each in value]
+    return {change(path): weight for path, weight in value.items()} if isinstance(value, dict) else value

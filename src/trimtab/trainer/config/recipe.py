@@ -11,8 +11,6 @@ from trimtab.agents import Limits
 from trimtab.data import SamplingOptions
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
 from trimtab.own_parts import PREFIX, is_own
-from trimtab.trainer.config.reward_section import RewardConfig
-from trimtab.trainer.config.section import Section
 from trimtab.trainer.config.sections import (
     MAX_RESPONSES,
     AlarmsConfig,
@@ -20,11 +18,18 @@ from trimtab.trainer.config.sections import (
     RecordConfig,
     RolloutConfig,
     RunConfig,
+    Section,
     UpdateConfig,
     WarmStartConfig,
 )
-from trimtab.trainer.config.task_section import TaskConfig, read_task, task_schema, task_section
-from trimtab.trainer.config.tools_section import ToolsConfig
+from trimtab.trainer.config.task_sections import (
+    RewardConfig,
+    TaskConfig,
+    ToolsConfig,
+    read_task,
+    task_schema,
+    task_section,
+)
 
 DEFAULT_OBJECTIVE = "stapo"
 

@@ -11,7 +11,7 @@ from trimtab.private_cache import content_digest, folder_digest, short_digest
 from trimtab.text import shown
 from trimtab.trainer.config.loading import load_stored
 from trimtab.trainer.config.recipe import Config
-from trimtab.trainer.model import DEMO_MODELS
+from trimtab.trainer.config.sections import DEMO_MODELS, MODEL_NAMES
 
 BEST = "best"  # the folder of the checkpoint with the best held-out score, and its name as RUN@best
 CHECKPOINT_FOLDERS = ("checkpoints", "alarms", BEST)  # of a run; alarms keep checkpoints of their own
@@ -38,7 +38,7 @@ class RunModel:
 def find_run_model(path: str) -> RunModel | None:
     """Return the weights of the run that a path names; None where it names no run, but a model."""
     where = Path(os.path.expanduser(path))
-    if path in (*DEMO_MODELS, "smollm2"):  # the models of that name, whatever is in the current folder
+    if path in MODEL_NAMES:  # the models of that name, whatever is in the current folder
         return None
     if _is_checkpoint(where):
         return RunModel(where.parent.parent, where)
@@ -103,7 +103,7 @@ def model_digest(path: str) -> str:
     found = find_run_model(path)
     if found is None or found.checkpoint is None:
         folder = Path(path).expanduser() if found is None else found.folder
-        named = path in (*DEMO_MODELS, "smollm2") or not folder.is_dir()
+        named = path in MODEL_NAMES or not folder.is_dir()
         return "" if named else folder_digest(folder)
     base_model(path)  # raises if the chain has no end
     config = found.config()

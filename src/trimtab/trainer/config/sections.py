@@ -1,23 +1,58 @@
-"""The pydantic models of a recipe's sections."""
+"""The sections of a recipe, as pydantic models: those of the model, of sampling, updates, records, alarms and the run.
+
+The task, its tools and its rewards are in task_sections.py.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
+import typing
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trimtab.data import check_columns
-from trimtab.own_parts import is_own
+from trimtab.own_parts import OwnPartError, errors_located, is_own, load_part, location
 from trimtab.text import nearest, shown
-from trimtab.trainer.config.section import Section
-from trimtab.trainer.model import DEMO_MODELS
-from trimtab.trainer.sampling import check_own_sampler, check_vllm_options
 
+# The demo models and their characters. What a tool says may be any text: `demo-tools` reads printable ASCII.
+DEMO_MODELS = {
+    "demo": "0123456789+-*= ",
+    "demo-tools": "\n" + "".join(map(chr, range(32, 127))),
+    "demo-countdown": "0123456789+-*/=(), ",
+}
+MODEL_NAMES = (*DEMO_MODELS, "smollm2")  # of models that come with trimtab, whatever is in the current folder
 ENGINES = ("native", "vllm")
 MAX_RESPONSES = 1_000_000  # of a step: all of them are in memory
 MARKUP_TOKENS = 64  # what a chat template puts around a reply, at most; Qwen3 has 15 tokens
 MAX_THREADS = 1024  # where the system cannot start as many, OpenMP ends the process
+
+# Engine arguments that the sampler sets itself, with the key of the recipe to set instead.
+MANAGED_OPTIONS: dict[str, str | None] = {
+    "model": "model.path",
+    "dtype": "rollout.precision",
+    "gpu_memory_utilization": "rollout.vllm_gpu_memory_utilization",
+    "max_num_seqs": "rollout.batch_size",
+    "max_model_len": "rollout.max_prompt_tokens and rollout.max_new_tokens",
+    "seed": "run.seed",
+    **dict.fromkeys(["logprobs_mode", "load_format", "skip_tokenizer_init", "generation_config", "trust_remote_code"]),
+    **dict.fromkeys(["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"]),
+}
+
+
+class Section(BaseModel):
+    """The base of all sections: a misspelt key is an error, and so are `steps = "many"`, `1.5` and `true`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_from_string(cls, value: Any, info: ValidationInfo) -> Any:
+        # TOML has no null: `--set model.reference=none` unsets an optional key of a recipe.
+        kind = cls.model_fields[str(info.field_name)].annotation
+        return None if value == "none" and type(None) in typing.get_args(kind) else value
 
 
 class ModelConfig(Section):
@@ -64,7 +99,7 @@ class ModelConfig(Section):
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:
         # A run may be resumed, evaluated or exported from another folder than the one it was started in.
-        if value is None or value in (*DEMO_MODELS, "smollm2", "start"):
+        if value is None or value in (*MODEL_NAMES, "start"):
             return value
         names = value, value.rpartition("@")[0]  # of a folder, and of a run as RUN@STEP
         local = any(name and os.path.isdir(os.path.expanduser(name)) for name in names)
@@ -381,3 +416,35 @@ class RunConfig(Section):
         if given and "wandb" not in self.loggers:
             raise ValueError(f'{given[0]} is for W&B, but loggers = {self.loggers}: add "wandb", or leave it out')
         return self
+
+
+def check_own_sampler(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the function that builds a sampler, or raise where it does not take these options."""
+    build = load_part(name)
+    with errors_located(name, build):
+        signature = inspect.signature(build)
+    where = f"{name}: {location(build)}"
+    known = list(signature.parameters)[1:]
+    if not signature.parameters:
+        raise OwnPartError(f"{where}: a sampler's first argument is the policy, and it has none")
+    keywords = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    unknown = [] if keywords else [key for key in options if key not in known]
+    if unknown:
+        hint = nearest(unknown[0], known) if known else "it has none"
+        raise OwnPartError(f"{where}: unknown option of rollout.engine_options {unknown[0]!r}: {hint}")
+    try:
+        signature.bind(None, **options)
+    except TypeError as error:
+        raise OwnPartError(f"{where}: {error}: set it in rollout.engine_options, or give it a default") from None
+    if inspect.isclass(build) and not callable(getattr(build, "sample", None)):
+        raise OwnPartError(f"{where}: it has no method sample(prompts, step, options)")
+    return build
+
+
+def check_vllm_options(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for options of vLLM that the sampler sets itself."""
+    for name in options:
+        if name in MANAGED_OPTIONS:
+            key = MANAGED_OPTIONS[name]
+            advice = f"set {key} instead" if key else "remove it, the sampler depends on its value"
+            raise ValueError(f"rollout.vllm_options.{name} is set by trimtab: {advice}")

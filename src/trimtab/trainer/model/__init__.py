@@ -1,6 +1,7 @@
 """The model: loading it, scoring tokens, the optimizer step."""
 
-from trimtab.trainer.model.demo_model import DEMO_MODELS, demo_model, demo_tokenizer
+from trimtab.trainer.config import DEMO_MODELS, is_hub_model
+from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
 from trimtab.trainer.model.layers import Kernels, fuse_layers, unfuse_layers
 from trimtab.trainer.model.loading import (
     add_lora,
@@ -11,7 +12,7 @@ from trimtab.trainer.model.loading import (
     tokenizer_at_hand,
 )
 from trimtab.trainer.model.policy import Policy, Precision
-from trimtab.trainer.model.pretrained import check_config, check_counts, is_hub_model, read_config
+from trimtab.trainer.model.pretrained import check_config, check_counts, read_config
 from trimtab.trainer.model.prompts import LongPromptError
 from trimtab.trainer.model.score import (
     Transcript,

@@ -6,13 +6,9 @@ from typing import Any
 
 import torch
 
+from trimtab.trainer.config import DEMO_MODELS
+
 PAD, END = "<pad>", "<end>"
-# Their characters. What a tool says may be any text: `demo-tools` reads printable ASCII.
-DEMO_MODELS = {
-    "demo": "0123456789+-*= ",
-    "demo-tools": "\n" + "".join(map(chr, range(32, 127))),
-    "demo-countdown": "0123456789+-*/=(), ",
-}
 # The tokens of prompt and response together; conversations are longer.
 POSITIONS = {"demo": 64, "demo-tools": 128, "demo-countdown": 128}
 

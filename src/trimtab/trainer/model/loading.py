@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from trimtab.text import install_command
-from trimtab.trainer.model.demo_model import DEMO_MODELS, demo_model, demo_tokenizer
+from trimtab.trainer.config import DEMO_MODELS
+from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
 from trimtab.trainer.model.layers import fuse_layers, fusion_unsupported_reason, gpu_kernels, unfuse_layers
 from trimtab.trainer.model.packed import packing_unsupported_reason, use_packed_attention
 from trimtab.trainer.model.policy import Policy, Precision

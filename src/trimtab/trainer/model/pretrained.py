@@ -23,6 +23,7 @@ import torch
 from trimtab.files import new_folder, require_empty
 from trimtab.private_cache import cache_folder
 from trimtab.text import install_command, printable
+from trimtab.trainer.config import is_hub_model
 from trimtab.trainer.model.text_growth import check_growth, check_lengths
 from trimtab.trainer.parallel import LostProcessError
 
@@ -124,11 +125,6 @@ def local_folder(path: str) -> Path:
     if not is_hub_model(path) and not os.path.isdir(folder):
         raise ValueError(f"model.path={path!r}: there is no such folder")
     return folder
-
-
-def is_hub_model(path: str) -> bool:
-    """Return whether a name that is no folder may be that of a model on the hub: `name` or `owner/name`."""
-    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", path) is not None
 
 
 def _check_hub(path: str) -> None:

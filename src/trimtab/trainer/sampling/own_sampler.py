@@ -13,31 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from trimtab.data import PromptTokens, Response, SamplingOptions, Turns
-from trimtab.own_parts import OwnPartError, errors_located, load_part, location
-from trimtab.text import nearest, shown
-
-
-def check_own_sampler(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the function that builds a sampler, or raise where it does not take these options."""
-    build = load_part(name)
-    with errors_located(name, build):
-        signature = inspect.signature(build)
-    where = f"{name}: {location(build)}"
-    known = list(signature.parameters)[1:]
-    if not signature.parameters:
-        raise OwnPartError(f"{where}: a sampler's first argument is the policy, and it has none")
-    keywords = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
-    unknown = [] if keywords else [key for key in options if key not in known]
-    if unknown:
-        hint = nearest(unknown[0], known) if known else "it has none"
-        raise OwnPartError(f"{where}: unknown option of rollout.engine_options {unknown[0]!r}: {hint}")
-    try:
-        signature.bind(None, **options)
-    except TypeError as error:
-        raise OwnPartError(f"{where}: {error}: set it in rollout.engine_options, or give it a default") from None
-    if inspect.isclass(build) and not callable(getattr(build, "sample", None)):
-        raise OwnPartError(f"{where}: it has no method sample(prompts, step, options)")
-    return build
+from trimtab.own_parts import OwnPartError, errors_located, location
+from trimtab.text import shown
+from trimtab.trainer.config import check_own_sampler
 
 
 def build_own_sampler(name: str, policy: object, options: Mapping[str, Any], vocabulary: int) -> OwnSampler:

@@ -21,6 +21,7 @@ import torch
 
 from trimtab.data import PromptTokens, Response, SamplingOptions, Turns, optional_module
 from trimtab.objectives import splitmix64
+from trimtab.trainer.config import check_vllm_options
 from trimtab.trainer.sampling.sequence import SampledSequence, new_sequences, waiting_for
 from trimtab.trainer.sampling.weights import causal_lm, checkpoint_weights
 
@@ -32,18 +33,6 @@ PROBE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.3}
 
 # Set before vLLM is imported, unless the user has set them: no log lines, and no usage statistics sent home.
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-
-# Engine arguments that the sampler sets itself, with the key of the recipe to set instead.
-MANAGED_OPTIONS: dict[str, str | None] = {
-    "model": "model.path",
-    "dtype": "rollout.precision",
-    "gpu_memory_utilization": "rollout.vllm_gpu_memory_utilization",
-    "max_num_seqs": "rollout.batch_size",
-    "max_model_len": "rollout.max_prompt_tokens and rollout.max_new_tokens",
-    "seed": "run.seed",
-    **dict.fromkeys(["logprobs_mode", "load_format", "skip_tokenizer_init", "generation_config", "trust_remote_code"]),
-    **dict.fromkeys(["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"]),
-}
 
 _running: list[Any] = []  # the engine of this process: one at most, because vLLM's process groups are global
 
@@ -251,15 +240,6 @@ def vllm_version() -> str:
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(package).partition("+")[0]
     return "of unknown version"
-
-
-def check_vllm_options(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for options of vLLM that the sampler sets itself."""
-    for name in options:
-        if name in MANAGED_OPTIONS:
-            key = MANAGED_OPTIONS[name]
-            advice = f"set {key} instead" if key else "remove it, the sampler depends on its value"
-            raise ValueError(f"rollout.vllm_options.{name} is set by trimtab: {advice}")
 
 
 def _start_engine(vllm: Any, model: Any, device: torch.device, settings: VllmSettings, sleeps: bool) -> Any:

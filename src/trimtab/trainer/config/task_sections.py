@@ -1,0 +1,284 @@
+"""The sections of a recipe about what is asked and what it pays: `[task]`, `[tools]` and `[reward]`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, create_model, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from trimtab.agents import BUILT_IN, ToolCatalog
+from trimtab.data import TASKS, check_columns, check_paths, has_held_out_problems, task_options
+from trimtab.grading import RESPONSE_RULES, RULES, VerdictKind, check_rule, load_rule
+from trimtab.own_parts import Option, errors_located, is_own, load_part
+from trimtab.text import nearest, shown
+from trimtab.trainer.config.sections import Section
+from trimtab.workers import LEVELS
+
+GYM = "gym:KIND"  # a name with a part to fill in
+COMMON_KEYS = ("name", "environment")  # of every task
+RewardKeyword = Literal["wrong", "exclude"]
+TASK_TERM = "task"  # the name of the reward by the task's own rule, beside those of the terms
+TERM_RULES = (*RESPONSE_RULES, *RULES)
+
+
+class TaskConfig(Section):
+    """Where prompts and ground-truth answers come from; a task has options of its own."""
+
+    name: str = Field("arithmetic", description="the task, or python:MODULE:NAME for your own")
+    environment: str | None = Field(
+        None, description="your own class, python:MODULE:NAME, whose methods are tools ([tools.md](tools.md))"
+    )
+
+    @field_validator("environment")
+    @classmethod
+    def _check_environment(cls, value: str | None) -> str | None:
+        return value if value is None else check_environment(value)
+
+    @field_validator("rule", check_fields=False)
+    @classmethod
+    def _check_rule(cls, value: Any) -> Any:
+        if not isinstance(value, str):  # a task of the user's own may mean something else by it
+            return value
+        try:
+            check_rule(value)
+        except ValueError:
+            raise ValueError(f"unknown rule {shown(value)}: {nearest(value, RULES)}") from None
+        load_rule(value)
+        return value
+
+    @field_validator("path", "eval_path", check_fields=False)
+    @classmethod
+    def _check_paths(cls, value: Any) -> Any:
+        if cls.model_fields["name"].default == "file" and value is not None:
+            check_paths(value)
+        return value
+
+    @field_validator("columns", check_fields=False)
+    @classmethod
+    def _check_columns(cls, value: Any) -> Any:
+        return check_columns(value) if cls.model_fields["name"].default == "file" else value
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The options with which the task is built."""
+        return {key: getattr(self, key) for key in type(self).model_fields if key not in COMMON_KEYS}
+
+    @property
+    def has_held_out_problems(self) -> bool:
+        """Whether there are problems for evaluation."""
+        return has_held_out_problems(self.name, self.arguments)
+
+
+def task_section(name: str) -> type[TaskConfig]:
+    """Return the section of a task: a model with a field for each of its options."""
+    # The second argument is the user's function itself: a notebook may define it again under the same name.
+    return _task_section(name, load_part(name) if is_own(name) else None)
+
+
+@lru_cache(maxsize=64)
+def _task_section(name: str, part: object) -> type[TaskConfig]:
+    label = TaskConfig.model_fields["name"]
+    fields: dict[str, Any] = {"name": (str, Field(name, description=label.description))}
+    fields |= {key: (each.type, _field(each)) for key, each in task_options(name).items()}
+    with errors_located(name, part):
+        section: type[TaskConfig] = create_model(f"Task {name}", __base__=TaskConfig, **fields)
+    return section
+
+
+def _field(option: Option) -> Any:
+    return Field(option.default, description=option.meaning, ge=option.low, le=option.high)
+
+
+def read_task(value: Any) -> Any:
+    """Return the section of a recipe's table `[task]`, by the task that it names."""
+    if not isinstance(value, Mapping):
+        return value
+    name = value.get("name", TaskConfig.model_fields["name"].default)
+    if not isinstance(name, str):
+        return value
+    try:
+        section = task_section(name)
+    except ValueError as error:
+        problem = PydanticCustomError("value_error", "{error}", {"error": error})
+        details = InitErrorDetails(type=problem, loc=("name",), input=name)
+        raise ValidationError.from_exception_data("task", [details]) from None
+    return section.model_validate(value)
+
+
+def task_schema() -> dict[str, Any]:
+    """Return the JSON schema of `[task]`: the keys of the task that it names."""
+    schema: dict[str, Any] = {"properties": {"name": {"type": "string", "examples": [*TASKS, "python:MODULE:NAME"]}}}
+    for name in reversed(list(TASKS)):
+        named = {"pattern": "^gym:."} if name == GYM else {"const": name}
+        section = task_section(name.replace("KIND", "kind")).model_json_schema()
+        schema = {"if": {"properties": {"name": named}}, "then": section, "else": schema}
+    return schema
+
+
+def task_hint(task: str, key: str) -> str:
+    """Return what an unknown key of a task could mean: a near one, or an option of another task."""
+    own = list(task_section(task).model_fields)
+    hint = nearest(key, own)
+    if hint.startswith("did you mean"):
+        return hint
+    owners = [other for other in TASKS if other != task and key in task_options(other.replace("KIND", "kind"))]
+    elsewhere = f"it is an option of {' and '.join(owners)}; " if owners else ""
+    return f"{elsewhere}the task {shown(task)} has {', '.join(own)}"
+
+
+class ToolsConfig(Section):
+    """Tools that the policy may call during a response ([tools.md](tools.md))."""
+
+    use: list[str] = Field(
+        default_factory=list,
+        max_length=64,
+        description="names of the tools: python, python_session, calculator, or your own function, python:MODULE:NAME; "
+        "needs rollout.max_turns of 2 or more",
+    )
+    format: Literal["auto", "hermes", "llama", "fenced", "plain"] = Field(
+        "auto", description="how the model writes a call; auto follows its chat template"
+    )
+    timeout: float = Field(10.0, gt=0, le=86_400, description="seconds for one call; then its process is killed")
+    deadline: float = Field(120.0, gt=0, le=86_400, description="seconds for all calls of a conversation together")
+    workers: int = Field(
+        4, ge=1, le=1024, description="number of calls that run at the same time, each in its own process"
+    )
+    memory_mb: int = Field(2048, ge=64, le=1_000_000, description="memory limit of one call, in megabytes")
+    sandbox_level: str = Field(
+        "full", description="python, python_session: the lowest level of isolation to accept ([sandbox.md](sandbox.md))"
+    )
+
+    @field_validator("use")
+    @classmethod
+    def _check_use(cls, value: list[str]) -> list[str]:
+        if len({*value}) < len(value):
+            raise ValueError(f"{shown(value)} names a tool twice")
+        for name in value:
+            if not is_own(name) and name not in BUILT_IN:
+                raise ValueError(f"{shown(name)}: {nearest(name, BUILT_IN)} (one of your own: python:MODULE:NAME)")
+            if is_own(name) and inspect.isclass(load_part(name)):
+                raise ValueError(f"{shown(name)} is a class: a tool is a function, and an environment task.environment")
+        if any(map(is_own, value)):  # of built-in tools there is nothing to find, and schemas import transformers
+            ToolCatalog(value)
+        return value
+
+    @field_validator("sandbox_level")
+    @classmethod
+    def _check_level(cls, value: str) -> str:
+        if value not in LEVELS:
+            raise ValueError(f"{shown(value)}: {nearest(value, LEVELS)}")
+        return value
+
+
+def check_environment(name: str) -> str:
+    """Return the name of an environment, or raise where it names no class whose methods can be tools."""
+    if not is_own(name):
+        raise ValueError(f"{shown(name)}: an environment is a class of your own, python:MODULE:NAME")
+    if not inspect.isclass(load_part(name)):
+        raise ValueError(f"{shown(name)} is no class: an environment is one, and functions belong in tools.use")
+    ToolCatalog(environment=name)
+    return name
+
+
+class RewardTerm(Section):
+    """An additional reward: `weight` times the value of its rule, added to the reward of the task's rule."""
+
+    rule: str = Field(description=f"how it is computed: {', '.join(TERM_RULES)}")
+    weight: float = Field(1.0, ge=-1e6, le=1e6, description="its weight in the sum of all rewards; 0 only logs it")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the rule")
+    crashed: float | Literal["exclude"] = Field(
+        "exclude", description="if the rule fails: use this number instead, or exclude the response from training"
+    )
+
+    @field_validator("crashed", mode="before")
+    @classmethod
+    def _check_crashed(cls, value: Any) -> Any:
+        if value == "exclude" or (isinstance(value, int | float) and not isinstance(value, bool)):
+            return value
+        raise ValueError(f"{shown(value)} must be a number or 'exclude'")
+
+    @model_validator(mode="after")
+    def _check_rule(self) -> RewardTerm:
+        if self.rule not in RESPONSE_RULES:
+            try:
+                check_rule(self.rule)
+            except ValueError:
+                raise ValueError(f"unknown rule {shown(self.rule)}: {nearest(self.rule, TERM_RULES)}") from None
+        load_rule(self.rule, self.options)
+        return self
+
+
+class RewardConfig(Section):
+    """What each kind of verdict pays: a number, `wrong` (as a wrong answer) or `exclude` (do not train on it)."""
+
+    correct: float = Field(1.0, description="the answer is right")
+    wrong: float = Field(0.0, description="the answer is wrong")
+    no_answer: float | RewardKeyword = Field("wrong", description="the response contains no answer")
+    ambiguous: float | RewardKeyword = Field(
+        "wrong", description="the response gives several answers although one is asked for"
+    )
+    too_costly: float | RewardKeyword = Field("wrong", description="checking the answer takes too long")
+    # Excluded by default: a failure of the grader tells nothing about the response.
+    crashed: float | RewardKeyword = Field("exclude", description="the grader failed")
+    void_turns: Literal["keep", "exclude"] = Field(
+        "keep",
+        description="what to do with a conversation that has a message without a call or an answer: keep it, or "
+        "exclude it from training as SimpleTIR does",
+    )
+    weight: float = Field(
+        1.0,
+        ge=0,
+        le=1e6,
+        description="weight of the task's rule in the sum of all rewards; 0 means that only reward.terms pay",
+    )
+    terms: dict[str, RewardTerm] = Field(
+        default_factory=dict, description="additional rewards by name, each a table with the keys below"
+    )
+    overlong_buffer: int = Field(
+        0, ge=0, description="DAPO's soft overlong penalty, which grows over this many last tokens; 0 turns it off"
+    )
+    overlong_factor: float = Field(1.0, ge=0, description="overlong penalty of a response with the maximum length")
+    # At most one half: beyond it wrong answers would be rewarded more often than right ones.
+    noise: float = Field(
+        0.0,
+        ge=0,
+        le=0.5,
+        description="for stress tests: the probability that a training reward is flipped between `correct` and "
+        "`wrong`, seeded by run.seed; other verdicts and evaluations do not change",
+    )
+
+    @field_validator("no_answer", "ambiguous", "too_costly", "crashed", mode="before")
+    @classmethod
+    def _check_number_or_keyword(cls, value: Any) -> Any:
+        # Checked here because pydantic would report a wrong value once per member of the union.
+        if value in typing.get_args(RewardKeyword) or (isinstance(value, int | float) and not isinstance(value, bool)):
+            return value
+        raise ValueError(f"{shown(value)} must be a number, 'wrong' (the reward of a wrong answer) or 'exclude'")
+
+    @field_validator("terms")
+    @classmethod
+    def _check_names(cls, value: dict[str, RewardTerm]) -> dict[str, RewardTerm]:
+        for name in value:
+            if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or name == TASK_TERM:
+                raise ValueError(
+                    f"{shown(name)} is no name of a reward: use small letters, digits and _, and not {TASK_TERM!r}, "
+                    "which is the reward by the task's own rule"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _check_rewards(self) -> RewardConfig:
+        if not self.weight and not any(term.weight for term in self.terms.values()):
+            raise ValueError("weight = 0 and no term of reward.terms has a weight: nothing would be rewarded")
+        return self
+
+    def of(self, kind: VerdictKind) -> float | None:
+        """Return the reward of a verdict's kind, or None if such responses are excluded from training."""
+        reward = getattr(self, kind)
+        return self.wrong if reward == "wrong" else None if reward == "exclude" else float(reward)
