@@ -14,9 +14,9 @@ import typer
 from trimtab.cli import app
 
 # Not pydantic: typer itself imports it where it is installed.
-HEAVY = ["httpx", "math_verify", "numpy", "pyarrow", "sympy", "tokenizers", "torch", "transformers"]
-LIGHT = ["trimtab", "trimtab.cli", "trimtab.experiments", "trimtab.experiments.evaluate",
-         "trimtab.experiments.evaluate.options", "trimtab.standard_streams", "trimtab.stop_signals"]  # fmt: skip
+HEAVY = ["httpx", "math_verify", "numpy", "openai", "pyarrow", "sympy", "tokenizers", "torch", "transformers"]
+LIGHT = ["trimtab", "trimtab.cli", "trimtab.experiments", "trimtab.experiments.evaluate", "trimtab.experiments.evaluate.options",
+         "trimtab.standard_streams", "trimtab.stop_signals"]  # fmt: skip
 MAIN = """
 import atexit, json, sys
 atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))

@@ -13,67 +13,32 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import random
 import re
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import lru_cache
 from http.cookiejar import CookieJar
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
-# httpx takes a tenth of a second to import, which commands without a request should not pay.
-if TYPE_CHECKING:
-    import httpx
+import httpx  # takes a tenth of a second: commands without a request import this module only where they send one
 
-RETRY_STATUS = (408, 409, 425, 429)  # and all from 500 on
-FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds before the first retry, doubled before each next one
 IN_MEMORY = 1 << 16  # bytes of a body; the rest waits in a temporary file, since many requests may run at a time
 CONNECT_SECONDS = 30.0  # where the deadline is later: a model may need half an hour for a reply, a connection does not
 SECRET_LENGTH = 8  # characters; a shorter key, as vLLM's EMPTY, is no secret and may well be in a response
 HIDDEN = "(the key)"
 EXCERPT = 1 << 16  # bytes of a body in which an excerpt is searched for the key
+KEPT_HEADERS = ("location", "retry-after")  # of a reply; its charset, for one, could name any codec
+# What openai's client tells about this machine and its user's account, besides what a request needs.
+PRIVATE_HEADERS = ("x-stainless-", "openai-")
+
+HttpError = httpx.TransportError  # what a request raises that got no complete reply; the message says why
 
 # The connections that a request opened. httpcore leaves one open whose TLS handshake is cancelled.
 _opened: ContextVar[list[asyncio.BaseTransport]] = ContextVar("opened")
-
-
-class HttpError(Exception):
-    """A request that got no complete reply; the message says why."""
-
-
-class NoConnectionError(HttpError):
-    """A request that reached no server."""
-
-
-@dataclass(frozen=True)
-class HttpReply:
-    """A complete reply to a request with `key`. Header names are in lower case; their values do not hold the key."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: tempfile.SpooledTemporaryFile[bytes]
-    key: str = field(default="", repr=False)
-
-    def read(self) -> bytes:
-        """Return the body without the key, unless that is too short to be one."""
-        self.body.seek(0)
-        body = self.body.read()
-        return _key_pattern(self.key).sub(HIDDEN.encode(), body) if len(self.key) >= SECRET_LENGTH else body
-
-    def excerpt(self, longest: int = 2000) -> str:
-        """Return the beginning of the body for a message, without the key, however short that is."""
-        self.body.seek(0)
-        body = self.body.read(EXCERPT)
-        if self.key:
-            cut_off = 9 * len(self.key) if len(body) == EXCERPT else 0  # a key that is cut in the middle is not found
-            body = _key_pattern(self.key).sub(HIDDEN.encode(), body)
-            body = body[: len(body) - cut_off]
-        return body[:longest].decode("utf-8", "replace")
 
 
 class NoCookies(CookieJar):
@@ -122,91 +87,120 @@ def _base64_forms(key: str) -> Iterator[str]:
         yield re.escape(encoded.translate(str.maketrans("+/", "-_")))
 
 
-def open_client(connections: int, key: str = "", **options: Any) -> httpx.AsyncClient:
-    """Return a client for so many requests at a time, which sends the key with each of them."""
-    import httpx
+class BoundedClient(httpx.AsyncClient):
+    """A client whose requests end within their read timeout, all together, and with at most `max_bytes` of a reply.
 
-    if key:
-        options["headers"] = {"Authorization": f"Bearer {key}"}
-    timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)  # the rest is limited by `bounded_request`
-    # A connection for each request: a server may close an idle one just as the next request is sent on it.
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
-    try:
-        return httpx.AsyncClient(timeout=timeout, limits=limits, cookies=NoCookies(), **options)
-    except (httpx.InvalidURL, ValueError, ImportError) as error:  # the last where a SOCKS proxy needs a package
-        raise ValueError(f"the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be used: {error}") from None
+    `key` is sent with every request. A request that fails in any way raises `HttpError`, and its subclass
+    `httpx.ConnectError` if it reached no server. With `parse`, the body of a successful reply is given to it and not
+    kept; what it returns is the reply's `extensions["parsed"]`. One reply is parsed at a time, and the others wait on
+    the disk, so that memory does not grow with the number of connections.
+    """
 
+    def __init__(
+        self,
+        connections: int,
+        *,
+        seconds: float,
+        max_bytes: int,
+        key: str = "",
+        parse: Callable[[bytes], Any] | None = None,
+        follow_redirects: bool = False,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._key = key
+        self._parse = parse
+        self._parsing = asyncio.Lock()
+        timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        # A connection for each request: a server may close an idle one just as the next request is sent on it.
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
+        try:
+            super().__init__(timeout=timeout, limits=limits, cookies=NoCookies(), follow_redirects=follow_redirects)
+        except (httpx.InvalidURL, ValueError, ImportError) as error:  # the last where a SOCKS proxy needs a package
+            raise ValueError(f"the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be used: {error}") from None
 
-async def bounded_request(
-    client: httpx.AsyncClient, method: str, url: str, *, seconds: float, max_bytes: int, **options: Any
-) -> HttpReply:
-    """Send a request and return the complete reply, or raise `HttpError`."""
-    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
-    key = client.headers.get("Authorization", "").removeprefix("Bearer ")
-    body = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - part of the reply
-    opened: list[asyncio.BaseTransport] = []
-    _opened.set(opened)
-    try:
-        async with asyncio.timeout(seconds), client.stream(method, url, headers=headers, **options) as reply:
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        """Send a request and return the complete reply, without most of its headers and without the key."""
+        self._set_headers(request)
+        opened: list[asyncio.BaseTransport] = []
+        _opened.set(opened)
+        seconds = request.extensions["timeout"]["read"]
+        with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as body:
+            try:
+                async with asyncio.timeout(seconds):
+                    reply = await super().send(request, **{**options, "stream": True})
+                    await self._read(reply, body)
+            except BaseException as error:
+                for transport in opened:
+                    transport.close()
+                if isinstance(error, TimeoutError):
+                    raise httpx.ReadTimeout(f"no complete response within {seconds:g} s") from None
+                if not isinstance(error, Exception):
+                    raise
+                # Any exception: bytes that no server should send reach four libraries below, each with its own.
+                unreached = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                message = f"{type(error).__name__}: {error}".removesuffix(": ").removeprefix("_ReplyError: ")
+                raise (httpx.ConnectError if unreached else HttpError)(hide_key(message, self._key)) from None
+            body.seek(0)
+            if reply.is_success and self._parse is not None:
+                async with self._parsing:
+                    content, parsed = b"", {"parsed": self._parse(self._hide(body.read()))}
+            else:
+                content, parsed = self._hide(body.read()) if reply.is_success else self._excerpt(body), {}
+        headers = {name: hide_key(reply.headers[name], self._key) for name in KEPT_HEADERS if name in reply.headers}
+        return httpx.Response(reply.status_code, headers=headers, content=content, extensions=parsed, request=request)
+
+    def _set_headers(self, request: httpx.Request) -> None:
+        for name in [name for name in request.headers if name.startswith(PRIVATE_HEADERS)]:
+            del request.headers[name]
+        request.headers["Accept-Encoding"] = "identity"
+        request.headers.pop("Authorization", None)
+        if self._key:
+            request.headers["Authorization"] = f"Bearer {self._key}"
+
+    async def _read(self, reply: httpx.Response, body: IO[bytes]) -> None:
+        try:
             encoding = reply.headers.get("content-encoding", "identity").strip()
             if encoding.lower() not in ("identity", ""):
-                what = f"a compressed response (content-encoding {hide_key(encoding, key)!r})"
-                raise HttpError(f"{what}, which was not requested")
+                what = f"a compressed response (content-encoding {hide_key(encoding, self._key)!r})"
+                raise _ReplyError(f"{what}, which was not requested")
             async for chunk in reply.aiter_raw():
-                if body.tell() + len(chunk) > max_bytes:
-                    raise HttpError(f"a response of more than {max_bytes:,} bytes")
+                if body.tell() + len(chunk) > self._max_bytes:
+                    raise _ReplyError(f"a response of more than {self._max_bytes:,} bytes")
                 body.write(chunk)
-            found = {name.lower(): hide_key(value, key) for name, value in reply.headers.items()}
-            return HttpReply(reply.status_code, found, body, key)
-    except BaseException as error:
-        body.close()
-        for transport in opened:
-            transport.close()
-        if isinstance(error, TimeoutError):
-            raise HttpError(f"no complete response within {seconds:g} s") from None
-        if type(error).__name__ in ("ConnectError", "ConnectTimeout"):  # httpx's
-            raise NoConnectionError(_message(error, key)) from None
-        # Any exception: bytes that no server should send reach four libraries below, each with its own.
-        if isinstance(error, Exception) and not isinstance(error, HttpError):
-            raise HttpError(_message(error, key)) from None
-        raise
+        finally:
+            await reply.aclose()
+
+    def _hide(self, content: bytes) -> bytes:
+        """Return a body without the key, unless that is too short to be one."""
+        secret = len(self._key) >= SECRET_LENGTH
+        return _key_pattern(self._key).sub(HIDDEN.encode(), content) if secret else content
+
+    def _excerpt(self, body: IO[bytes]) -> bytes:
+        """Return the beginning of a body for a message, without the key, however short that is."""
+        content = body.read(EXCERPT)
+        if self._key:
+            cut_off = 9 * len(self._key) if len(content) == EXCERPT else 0  # a key cut in the middle is not found
+            content = _key_pattern(self._key).sub(HIDDEN.encode(), content)
+            content = content[: len(content) - cut_off]
+        return content
 
 
-def _message(error: BaseException, key: str) -> str:
-    return hide_key(f"{type(error).__name__}: {error}".removesuffix(": "), key)
+class _ReplyError(Exception):
+    """A reply that is not read on; the message says why."""
 
 
 def fetch(url: str, *, seconds: float, max_bytes: int) -> bytes:
     """Return what is at an address, redirects followed; raise `HttpError` for any failure."""
 
     async def get() -> bytes:
-        async with open_client(1, follow_redirects=True) as client:
-            reply = await bounded_request(client, "GET", url, seconds=seconds, max_bytes=max_bytes)
-        with reply.body:
-            if reply.status != 200:
-                raise HttpError(f"status {reply.status}")
-            return reply.read()
+        async with BoundedClient(1, seconds=seconds, max_bytes=max_bytes, follow_redirects=True) as client:
+            reply = await client.get(url)
+        if reply.status_code != 200:
+            raise HttpError(f"status {reply.status_code}")
+        return reply.content
 
     with event_loop_thread() as loop:
         return asyncio.run_coroutine_threadsafe(get(), loop).result()
-
-
-def is_retryable(status: int) -> bool:
-    """Return whether a request that got this status may be answered when it is sent again."""
-    return status in RETRY_STATUS or status >= 500
-
-
-def retry_pause(attempt: int) -> float:
-    """Return the seconds before a retry: doubled each time, and jittered, so that clients do not retry in step."""
-    return min(MAX_PAUSE, FIRST_PAUSE * 2.0**attempt) * random.uniform(0.5, 1.0)
-
-
-def retry_after(header: str | None) -> float:
-    """Return the seconds of a Retry-After header, within bounds."""
-    try:
-        return min(MAX_PAUSE, max(0.0, float(header or 0)))  # in this order NaN becomes 0
-    except ValueError:
-        return 0.0
 
 
 @contextmanager

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import openai
 import pytest
 import torch
-
-from trimtab import bounded_http
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -22,4 +21,4 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry servers after milliseconds."""
-    monkeypatch.setattr(bounded_http, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(openai._base_client, "INITIAL_RETRY_DELAY", 0.01)

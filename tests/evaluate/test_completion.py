@@ -12,7 +12,7 @@ import pytest
 
 from helpers.evaluate.small_evals import completion
 from helpers.thorough import THOROUGH
-from trimtab.experiments.evaluate.endpoint.completion import MAX_BYTES, BadCompletionError, Completion, parse_completion
+from trimtab.experiments.evaluate.completion import MAX_BYTES, BadCompletionError, Completion, parse_completion
 
 
 def parse(reply: Any) -> Completion:
@@ -118,7 +118,7 @@ def test_fields_that_are_not_used_are_removed_from_structure_and_never_from_text
 
 PARSE_AND_MEASURE = """
 import sys
-from trimtab.experiments.evaluate.endpoint.completion import MAX_BYTES, BadCompletionError, parse_completion
+from trimtab.experiments.evaluate.completion import MAX_BYTES, BadCompletionError, parse_completion
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) >> 10

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from trimtab import bounded_http
 from trimtab.grading import Submission, Verdict, grade, grade_submissions
 
 ITEMS = [Submission(f"response {n}", "4", {"n": n}, [{"role": "user", "content": "2+2?"}], "s") for n in range(5)]
@@ -53,7 +52,7 @@ class Service:
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(bounded_http, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("trimtab.grading.http_rule.FIRST_PAUSE", 0.001)
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     made = Service()

@@ -10,26 +10,23 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trimtab.bounded_http import (
-    HttpError,
-    bounded_request,
-    event_loop_thread,
-    is_retryable,
-    open_client,
-    read_key,
-    retry_after,
-    retry_pause,
-)
 from trimtab.grading.submission import FACTS, Submission
 from trimtab.grading.verdicts import Verdict, verdict_of
 from trimtab.text import printable, shorten, shown
 
 MAX_REPLY_BYTES = 1 << 22
 MESSAGE_LENGTH = 300  # characters of a server's message that are kept
+RETRY_STATUS = (408, 409, 425, 429)  # and all from 500 on
+FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds before the first retry, doubled before each next one
+
+# httpx takes a tenth of a second to import, which commands without a request should not pay.
+if TYPE_CHECKING:
+    from trimtab.bounded_http import BoundedClient
 
 
 class ServiceError(Exception):
@@ -57,6 +54,8 @@ class HttpRule:
     def __post_init__(self) -> None:
         import httpx
 
+        from trimtab.bounded_http import read_key
+
         try:
             parts = httpx.URL(self.url)
             known = parts.scheme in ("http", "https") and parts.host and (parts.port or 0) < 1 << 16
@@ -77,14 +76,20 @@ class HttpRule:
 
     def grade_here(self, items: Sequence[Submission]) -> list[Verdict]:
         """Post the responses and return their verdicts; one that never got one has crashed."""
+        from trimtab.bounded_http import event_loop_thread
+
         batches = [items[start : start + self.batch] for start in range(0, len(items), self.batch)]
         with event_loop_thread() as loop:
             graded = asyncio.run_coroutine_threadsafe(self._grade_batches(batches), loop).result()
         return [verdict for verdicts in graded for verdict in verdicts]
 
     async def _grade_batches(self, batches: Sequence[Sequence[Submission]]) -> list[list[Verdict]]:
+        from trimtab.bounded_http import BoundedClient, read_key
+
         turns = asyncio.Semaphore(self.concurrency)
-        async with open_client(self.concurrency, read_key(self.key_variable)) as client:
+        async with BoundedClient(
+            self.concurrency, seconds=self.seconds, max_bytes=MAX_REPLY_BYTES, key=read_key(self.key_variable)
+        ) as client:
 
             async def grade(batch: Sequence[Submission]) -> list[Verdict]:
                 async with turns:
@@ -92,7 +97,7 @@ class HttpRule:
 
             return await asyncio.gather(*map(grade, batches))
 
-    async def _grade(self, client: Any, batch: Sequence[Submission]) -> list[Verdict]:
+    async def _grade(self, client: BoundedClient, batch: Sequence[Submission]) -> list[Verdict]:
         """Grade a batch, with retries and growing pauses between them."""
         reason = ""
         for attempt in range(self.retries + 1):
@@ -104,28 +109,30 @@ class HttpRule:
                 if error.wait is None:
                     break
                 if attempt < self.retries:
-                    await asyncio.sleep(max(error.wait, retry_pause(attempt)))
+                    # Jittered, so that clients do not retry in step.
+                    pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0**attempt) * random.uniform(0.5, 1.0)
+                    await asyncio.sleep(max(error.wait, pause))
         return [Verdict("crashed", error=f"{self.url} gave no verdicts: {reason}")] * len(batch)
 
-    async def _request(self, client: Any, batch: Sequence[Submission]) -> list[Any]:
+    async def _request(self, client: BoundedClient, batch: Sequence[Submission]) -> list[Any]:
+        from trimtab.bounded_http import HttpError, hide_key, read_key
+
         names = ("response", "answer", "extra", *FACTS)
         rows = [{name: getattr(item, name) for name in names} for item in batch]
         content = json.dumps({"responses": rows}, default=str).encode()
-        limits: Any = {"seconds": self.seconds, "max_bytes": MAX_REPLY_BYTES}
         try:
-            reply = await bounded_request(
-                client, "POST", self.url, content=content, headers={"Content-Type": "application/json"}, **limits
-            )
+            reply = await client.post(self.url, content=content, headers={"Content-Type": "application/json"})
         except HttpError as error:
             raise ServiceError(str(error), wait=0.0) from None
-        with reply.body:
-            if reply.status != 200:
-                wait = retry_after(reply.headers.get("retry-after")) if is_retryable(reply.status) else None
-                raise ServiceError(f"status {reply.status}: {reply.excerpt()}", wait)
-            try:
-                found = json.loads(reply.read().decode("utf-8-sig"))
-            except (ValueError, RecursionError):
-                raise ServiceError(f"not JSON: {reply.excerpt(200)}", wait=0.0) from None
+        if reply.status_code != 200:
+            repeat = reply.status_code in RETRY_STATUS or reply.status_code >= 500
+            wait = retry_after(reply.headers.get("retry-after")) if repeat else None
+            raise ServiceError(f"status {reply.status_code}: {reply.text[:2000]}", wait)
+        try:
+            found = json.loads(reply.content.decode("utf-8-sig"))
+        except (ValueError, RecursionError):
+            excerpt = hide_key(reply.text[:200], read_key(self.key_variable))
+            raise ServiceError(f"not JSON: {excerpt}", wait=0.0) from None
         values = found.get("verdicts") if isinstance(found, dict) else found
         if not isinstance(values, list) or len(values) != len(batch):
             got = f"{len(values)} verdicts" if isinstance(values, list) else shown(found)
@@ -139,3 +146,11 @@ class HttpRule:
             return Verdict(
                 "crashed", error=f"{self.url} for row {row + 1} of {len(batch)}, {batch[row].named}: {error}"
             )
+
+
+def retry_after(header: str | None) -> float:
+    """Return the seconds of a Retry-After header, within bounds."""
+    try:
+        return min(MAX_PAUSE, max(0.0, float(header or 0)))  # in this order NaN becomes 0
+    except ValueError:
+        return 0.0

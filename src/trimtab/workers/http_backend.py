@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from trimtab.bounded_http import HttpError, bounded_request, event_loop_thread, open_client
+from trimtab.bounded_http import BoundedClient, HttpError, event_loop_thread
 from trimtab.text import shown
 from trimtab.workers.jail import Limits
 from trimtab.workers.results import Kind, Result, SandboxError, kind_of_exit
@@ -36,7 +36,7 @@ class HttpServer:
         self.url, self.limits, self.owner = url.rstrip("/"), limits, os.getpid()
         self.stack = ExitStack()
         self.loop = self.stack.enter_context(event_loop_thread())
-        self.client = open_client(workers)
+        self.client = BoundedClient(workers, seconds=GRACE_SECONDS, max_bytes=MAX_REPLY)
 
     @property
     def usable(self) -> bool:
@@ -77,18 +77,15 @@ class HttpRun:
     async def _post(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         url = f"{self.server.url}/run_code"
         try:
-            reply = await bounded_request(
-                self.server.client, "POST", url, seconds=seconds + GRACE_SECONDS, max_bytes=MAX_REPLY, json=request
-            )
+            reply = await self.server.client.post(url, json=request, timeout=seconds + GRACE_SECONDS)
         except HttpError as error:
             raise SandboxError(f"{url}: {error}") from None
-        with reply.body:
-            if reply.status != 200:
-                raise SandboxError(f"{url}: status {reply.status}")
-            try:
-                parsed = json.loads(reply.read())
-            except (ValueError, RecursionError) as error:
-                raise SandboxError(f"{url}: the reply is no JSON: {error}") from None
+        if reply.status_code != 200:
+            raise SandboxError(f"{url}: status {reply.status_code}")
+        try:
+            parsed = json.loads(reply.content)
+        except (ValueError, RecursionError) as error:
+            raise SandboxError(f"{url}: the reply is no JSON: {error}") from None
         if not isinstance(parsed, dict):
             raise SandboxError(f"{url}: the reply is a {type(parsed).__name__}, not an object")
         return parsed
