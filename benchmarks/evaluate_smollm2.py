@@ -15,8 +15,8 @@ import typer
 
 from trimtab.data.benchmarks import BENCHMARKS, find_file
 from trimtab.data.files import read_rows
-from trimtab.experiments.evaluate.options import EvalOptions
-from trimtab.experiments.evaluate.progress import PlainProgress
+from trimtab.experiments.evaluate import EvalOptions
+from trimtab.experiments.evaluate.launch import PlainProgress
 from trimtab.experiments.evaluate.report import as_json, write
 from trimtab.experiments.evaluate.run import evaluate
 

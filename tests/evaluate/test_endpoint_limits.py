@@ -343,7 +343,7 @@ MEMORY_PROBE = """
 import re, sys
 from pathlib import Path
 from helpers.evaluate.small_evals import small
-from trimtab.experiments.evaluate.progress import PlainProgress
+from trimtab.experiments.evaluate.launch import PlainProgress
 from trimtab.experiments.evaluate.run import evaluate
 
 changes = dict(max_new_tokens=20_480, samples=int(sys.argv[3]), concurrency=16, retries=0, timeout=300.0, model=None)

@@ -12,7 +12,7 @@ import pytest
 
 from trimtab.data.benchmarks import BENCHMARKS, DEFAULT_BENCHMARKS, PROMPT_SUFFIX, load_benchmark
 from trimtab.experiments.evaluate import EvalOptions, grading
-from trimtab.experiments.evaluate.held_out import with_benchmarks
+from trimtab.experiments.evaluate.settings import with_benchmarks
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data is not here")

@@ -15,16 +15,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from helpers.evaluate.small_evals import RecordedProgress, answer, serving, small, status, write_sums
+from helpers.evaluate.small_evals import RecordedProgress, answer, graded, serving, small, status, write_sums
 from trimtab.cli import app
 from trimtab.data.benchmarks import BENCHMARKS, DEFAULT_BENCHMARKS
 from trimtab.experiments.evaluate import report
 from trimtab.experiments.evaluate.folder import EvalFolder, Generation
-from trimtab.experiments.evaluate.launch import make_progress
-from trimtab.experiments.evaluate.metrics import GradedSample, compute_metrics
-from trimtab.experiments.evaluate.progress import LiveProgress, PlainProgress, SampleCounter
-from trimtab.experiments.evaluate.published import PUBLISHED
-from trimtab.experiments.evaluate.run import EvalResult, prepare
+from trimtab.experiments.evaluate.launch import LiveProgress, PlainProgress, SampleCounter, make_progress
+from trimtab.experiments.evaluate.metrics import compute_metrics
+from trimtab.experiments.evaluate.report import PUBLISHED
+from trimtab.experiments.evaluate.run import EvalResult
+from trimtab.experiments.evaluate.settings import prepare
 from trimtab.stop_signals import SignalInterrupt
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def made(folder: Path, **kinds: list[str]) -> EvalResult:
     """An evaluation with verdicts as given, by benchmark: one problem each, named by its place."""
     settings, _ = prepare(small(folder, benchmarks="gsm8k"))
     samples = {
-        name: [GradedSample(f"q{n}", None if kind == "failed" else kind, kind, 10.0) for n, kind in enumerate(given)]
+        name: [graded(f"q{n}", None if kind == "failed" else kind, kind, tokens=10.0) for n, kind in enumerate(given)]
         for name, given in kinds.items()
     }
     settings = replace(settings, benchmarks=tuple(kinds), samples=dict.fromkeys(kinds, 1))

@@ -13,17 +13,18 @@ import torch
 from helpers.evaluate.small_evals import RecordedProgress, small
 from trimtab.data.benchmarks import BenchmarkProblem
 from trimtab.data.problems import Problem, user
-from trimtab.experiments.evaluate import grading
+from trimtab.experiments.evaluate import EvalOptions, grading
 from trimtab.experiments.evaluate.folder import EvalFolder, Generation
-from trimtab.experiments.evaluate.grading import check_rule, read_verdicts, rejected_truths
-from trimtab.experiments.evaluate.options import EvalOptions
-from trimtab.experiments.evaluate.run import evaluate, grade_evaluation, prepare
+from trimtab.experiments.evaluate.grading import read_verdicts, rejected_truths
+from trimtab.experiments.evaluate.run import evaluate, grade_evaluation
 from trimtab.experiments.evaluate.settings import (
     PRESETS,
     EvalSettings,
+    check_rule,
     decoding,
     differences,
     parse_benchmarks,
+    prepare,
     settings_from,
 )
 from trimtab.files import locked
@@ -248,12 +249,12 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(
 
 
 def test_the_defaults_are_the_papers(tmp_path: Path) -> None:
-    settings, jobs = prepare(replace(small(tmp_path), samples=None, max_new_tokens=EvalOptions.max_new_tokens))
+    settings, problems = prepare(replace(small(tmp_path), samples=None, max_new_tokens=EvalOptions.max_new_tokens))
     assert settings.max_new_tokens == 20_480
     assert settings.samples == {"gsm8k": 4}
     assert (settings.temperature, settings.top_p) == (1.0, 1.0)
     assert EvalOptions().prompt_suffix == "\nPlease reason step by step, and put your final answer within \\boxed{}"
-    assert [job.samples for job in jobs] == [4] * 6
+    assert len(problems) == 6
 
 
 def test_the_settings_are_shown_before_anything_starts(tmp_path: Path) -> None:

@@ -13,14 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers.evaluate.small_evals import RecordedProgress
+from helpers.evaluate.small_evals import graded as with_verdict
 from helpers.train.short_runs import trained
 from trimtab.cli import app
 from trimtab.data import DEFAULT_BENCHMARKS
+from trimtab.experiments.evaluate import EvalOptions
 from trimtab.experiments.evaluate.folder import EvalFolder
-from trimtab.experiments.evaluate.held_out import with_benchmarks
-from trimtab.experiments.evaluate.metrics import GradedSample, compute_metrics, score_difference
-from trimtab.experiments.evaluate.options import EvalOptions
-from trimtab.experiments.evaluate.run import EvalResult, evaluate, grade_evaluation, prepare
+from trimtab.experiments.evaluate.metrics import compute_metrics, score_difference
+from trimtab.experiments.evaluate.run import EvalResult, evaluate, grade_evaluation
+from trimtab.experiments.evaluate.settings import prepare, with_benchmarks
 
 # Numbers of 0, 1/3, 2/3 or 1, whatever the model says; what the rule asks for of a row must have come through.
 RULE = """
@@ -146,11 +147,11 @@ def test_problems_of_several_rules_need_one_to_be_named(run: Path, tmp_path: Pat
 
 
 def test_scores_have_an_interval_and_a_paired_difference() -> None:
-    ours = [GradedSample(f"q{n}", "wrong", score=0.25 * n) for n in range(5)]
-    theirs = [GradedSample(f"q{n}", "wrong", score=0.25 * n - 1.0) for n in range(5)]
+    ours = [with_verdict(f"q{n}", "wrong", score=0.25 * n) for n in range(5)]
+    theirs = [with_verdict(f"q{n}", "wrong", score=0.25 * n - 1.0) for n in range(5)]
     found = compute_metrics(ours, 1).score
     assert found is not None and found.mean == 0.5 and found.low is not None and found.low < 0.5
     difference = score_difference(ours, theirs)
     assert difference is not None and difference.mean == difference.low == difference.high == 1.0
-    plain = [GradedSample("q0", "correct")]
+    plain = [with_verdict("q0", "correct")]
     assert compute_metrics(plain, 1).score is None and score_difference(plain, plain) is None

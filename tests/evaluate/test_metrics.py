@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.evaluate.small_evals import graded
 from trimtab.experiments.evaluate.metrics import (
     GradedSample,
     compute_metrics,
@@ -22,13 +23,13 @@ from trimtab.experiments.evaluate.metrics import (
 
 def samples(problem: str, *kinds: str, **fields: object) -> list[GradedSample]:
     """Samples of a problem; an answer's text is its kind."""
-    return [GradedSample(problem, kind, None if kind == "no_answer" else kind, **fields) for kind in kinds]  # type: ignore[arg-type]
+    return [graded(problem, kind, None if kind == "no_answer" else kind, **fields) for kind in kinds]
 
 
 def voted(*answers: str) -> list[GradedSample]:
     """Samples by their answers; those with an exclamation mark are right."""
     return [
-        GradedSample("q", "correct" if "!" in text else "wrong" if text else "no_answer", text.replace("!", "") or None)
+        graded("q", "correct" if "!" in text else "wrong" if text else "no_answer", text.replace("!", "") or None)
         for text in answers
     ]
 
@@ -139,9 +140,7 @@ def test_a_grader_that_failed_says_nothing_about_the_response() -> None:
 
 
 def test_a_sample_that_was_not_generated_is_not_a_wrong_answer() -> None:
-    found = compute_metrics(
-        [*samples("a", "correct"), GradedSample("a", None), *samples("b", "wrong"), GradedSample("b", None)], 2
-    )
+    found = compute_metrics([*samples("a", "correct"), graded("a", None), *samples("b", "wrong"), graded("b", None)], 2)
     assert found.failed_samples == 2
     assert found.average is not None
     assert found.average.mean == 0.5
@@ -149,7 +148,7 @@ def test_a_sample_that_was_not_generated_is_not_a_wrong_answer() -> None:
 
 
 def test_a_problem_with_nothing_graded_is_in_no_mean_and_is_counted() -> None:
-    found = compute_metrics([*samples("a", "correct"), GradedSample("b", None), *samples("c", "crashed")], 1)
+    found = compute_metrics([*samples("a", "correct"), graded("b", None), *samples("c", "crashed")], 1)
     assert found.problems == 3
     assert found.problems_without_samples == 2
     assert found.average is not None
@@ -162,7 +161,7 @@ def test_where_all_went_well_there_is_no_worst_case() -> None:
 
 
 def test_nothing_graded_at_all_gives_no_figure_and_no_zero() -> None:
-    found = compute_metrics([GradedSample("a", None), *samples("b", "crashed")], 1)
+    found = compute_metrics([graded("a", None), *samples("b", "crashed")], 1)
     assert found.average is None
     assert found.majority is None
     assert found.pass_at == {}

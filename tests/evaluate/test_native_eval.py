@@ -19,12 +19,13 @@ from helpers.evaluate.small_evals import SUMS, RecordedProgress, small
 from helpers.thorough import slow_but
 from helpers.train.short_runs import trained
 from trimtab.data import Sampler
-from trimtab.experiments.evaluate import native
+from trimtab.experiments.evaluate import EvalOptions, native
 from trimtab.experiments.evaluate import run as runs
+from trimtab.experiments.evaluate import settings as eval_settings
 from trimtab.experiments.evaluate.folder import EvalFolder
 from trimtab.experiments.evaluate.native import NativeGenerator, open_model
-from trimtab.experiments.evaluate.options import EvalOptions
-from trimtab.experiments.evaluate.run import EvalResult, evaluate, open_generator, prepare
+from trimtab.experiments.evaluate.run import EvalResult, evaluate, open_generator
+from trimtab.experiments.evaluate.settings import prepare
 from trimtab.trainer.config import RolloutConfig, model_digest
 from trimtab.trainer.model import Policy, Transcript, score
 from trimtab.trainer.train import build_sampler
@@ -42,8 +43,8 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> EvalResult:
 
 
 def generator_of(wanted: EvalOptions) -> NativeGenerator:
-    settings, jobs = prepare(wanted)
-    source = open_generator(wanted, settings, jobs)
+    settings, problems = prepare(wanted)
+    source = open_generator(wanted, settings, problems)
     assert isinstance(source, NativeGenerator)
     return source
 
@@ -176,13 +177,13 @@ def test_the_samples_of_a_problem_do_not_depend_on_other_problems(unbroken: Eval
 
 def test_batches_hold_one_benchmark_and_prompts_of_like_length(tmp_path: Path) -> None:
     wanted = small(tmp_path)
-    _, jobs = prepare(wanted)
+    _, problems = prepare(wanted)
     source = generator_of(wanted)
-    batches = source.batches(jobs)
-    lengths = [len(source.policy.encode(job.item.problem.prompt)) for batch in batches for job in batch]
+    batches = source.batches(problems)
+    lengths = [len(source.policy.encode(item.problem.prompt)) for batch in batches for item in batch]
     assert [len(batch) for batch in batches] == [2, 2, 2], "six responses at a time are two problems of three samples"
     assert lengths == sorted(lengths, reverse=True)
-    assert [len(batch) for batch in generator_of(small(tmp_path, batch=1)).batches(jobs)] == [1] * 6
+    assert [len(batch) for batch in generator_of(small(tmp_path, batch=1)).batches(problems)] == [1] * 6
 
 
 def test_greedy_decoding_gives_every_sample_the_same_text(tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_vllm_samples_with_room_for_the_longest_prompt(tmp_path: Path, monkeypat
         return build_sampler(policy)
 
     monkeypatch.setattr(native, "build_sampler", build)
-    monkeypatch.setattr(runs, "require_vllm", lambda purpose: None)
+    monkeypatch.setattr(eval_settings, "require_vllm", lambda purpose: None)
     log = RecordedProgress()
     done = evaluate(small(tmp_path, engine="vllm"), log)
     assert [rollout.engine for rollout in asked] == ["vllm"]

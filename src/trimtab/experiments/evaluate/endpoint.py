@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from trimtab.agents import Dialogue, Message, ParsedCall, ToolSet, read_json_call
-from trimtab.data import Problem, derive_seed
+from trimtab.data import BenchmarkProblem, Problem, derive_seed
 from trimtab.experiments.evaluate.completion import (
     MAX_BYTES,
     BadCompletionError,
@@ -29,11 +29,9 @@ from trimtab.experiments.evaluate.completion import (
     ServerCall,
     parse_completion,
 )
-from trimtab.experiments.evaluate.conversations import conversation_row
-from trimtab.experiments.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey, problem_key
-from trimtab.experiments.evaluate.progress import MessageLog
-from trimtab.experiments.evaluate.settings import EvalSettings
-from trimtab.text import cut_middle, printable
+from trimtab.experiments.evaluate.folder import Batches, Generation, conversation_row, new_generation
+from trimtab.experiments.evaluate.settings import EvalSettings, SampleKey
+from trimtab.text import PrintLine, cut_middle, printable
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -93,34 +91,36 @@ class EndpointGenerator:
     connection: EndpointConnection
     settings: EvalSettings
     name: str
-    log: MessageLog = lambda text: None
+    log: PrintLine = lambda text: None
     tools: ToolSet | None = None
     unsupported: set[str] = field(default_factory=set)
     failures: Counter[str] = field(default_factory=Counter)  # failed samples by reason
     left_out: Counter[str] = field(default_factory=Counter)  # replies without their log-probabilities, by reason
-    _openings: Mapping[SampleKey, str | None] = field(default_factory=dict)  # what an environment says of a problem
+    _openings: Mapping[tuple[str, str], str | None] = field(
+        default_factory=dict
+    )  # what an environment says of a problem
     # A batch comes with an event to be set once it is stored. At the end comes None, or the error.
     _arrived: SimpleQueue[tuple[list[Generation], asyncio.Event] | BaseException | None] = field(
         default_factory=SimpleQueue
     )
     _connected: bool = False  # to the server, at any time
 
-    def reusable(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> set[SampleKey]:
+    def reusable(self, problems: Sequence[BenchmarkProblem], done: AbstractSet[SampleKey]) -> set[SampleKey]:
         """Return all that is done: a server's samples do not depend on each other, as those of a native batch do."""
         return set(done)
 
-    def generate(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> Batches:
+    def generate(self, problems: Sequence[BenchmarkProblem], done: AbstractSet[SampleKey]) -> Batches:
         """Yield the missing samples by problem, as they arrive."""
         from trimtab.bounded_http import event_loop_thread
 
-        missing = ((request, [key[2] for key in request.sample_keys() if key not in done]) for request in requests)
+        missing = ((item, sorted(key[2] for key in self.settings.sample_keys([item]) - done)) for item in problems)
         size = max(1, min(SAMPLES_PER_REQUEST, TOKENS_PER_REQUEST // self.settings.max_new_tokens))
         size = 1 if self.tools else size  # conversations part ways after their first message
-        work = [(request, some[n : n + size]) for request, some in missing for n in range(0, len(some), size)]
+        work = [(item, some[n : n + size]) for item, some in missing for n in range(0, len(some), size)]
         if self.tools is not None:
-            problems = {problem_key(request): request.item.problem for request, _ in work}
-            openings = self.tools.openings(list(problems.values()), OPENING_SECONDS)
-            self._openings = dict(zip(problems, openings, strict=True))
+            asked = {(item.benchmark, item.id): item.problem for item, _ in work}
+            openings = self.tools.openings(list(asked.values()), OPENING_SECONDS)
+            self._openings = dict(zip(asked, openings, strict=True))
         with event_loop_thread() as loop:
             running = asyncio.run_coroutine_threadsafe(self._run(work), loop)
             running.add_done_callback(lambda end: self._arrived.put(None if end.cancelled() else end.exception()))
@@ -145,16 +145,16 @@ class EndpointGenerator:
             what = f"sent unusable log-probabilities in {self.left_out.total():,} replies: {reason}"
             yield f"{what}; they are left out, the responses are kept"
 
-    async def _run(self, work: Sequence[tuple[GenerationRequest, list[int]]]) -> None:
+    async def _run(self, work: Sequence[tuple[BenchmarkProblem, list[int]]]) -> None:
         """Send the requests, `concurrency` at a time."""
         waiting = iter(work)
 
         async def worker(client: AsyncOpenAI) -> None:
-            for request, samples in waiting:
+            for item, samples in waiting:
                 if self.tools is None:
-                    await self._sample(client, request, samples)
+                    await self._sample(client, item, samples)
                 else:
-                    await self._converse(client, request, samples[0], self.tools)
+                    await self._converse(client, item, samples[0], self.tools)
 
         try:
             async with (
@@ -179,26 +179,26 @@ class EndpointGenerator:
             api_key=key or "none", base_url=connection.url, max_retries=connection.retries, http_client=http
         )
 
-    async def _sample(self, client: AsyncOpenAI, request: GenerationRequest, samples: Sequence[int]) -> None:
+    async def _sample(self, client: AsyncOpenAI, item: BenchmarkProblem, samples: Sequence[int]) -> None:
         """Request the samples of a problem until all have arrived; those that never do are failed."""
-        prompt = [dict(message) for message in request.item.problem.prompt]
+        prompt = [dict(message) for message in item.problem.prompt]
         while samples:
-            seed = self._seed(request, samples[0])
+            seed = self._seed(item, samples[0])
             try:
                 choices = await self._complete(client, prompt, len(samples), seed)
             except NoResponseError as error:
-                return await self._fail(request, samples, str(error))
+                return await self._fail(item, samples, str(error))
             found = zip(samples, choices, strict=False)
             batch = [
-                request.generation(sample, self.settings, seed=seed, **_fields(choice)) for sample, choice in found
+                new_generation(item, sample, self.settings, seed=seed, **_fields(choice)) for sample, choice in found
             ]
             await self._store(batch)
             samples = samples[len(batch) :]
 
-    async def _converse(self, client: AsyncOpenAI, request: GenerationRequest, sample: int, tools: ToolSet) -> None:
+    async def _converse(self, client: AsyncOpenAI, item: BenchmarkProblem, sample: int, tools: ToolSet) -> None:
         """Request one sample message by message, and run the calls in between; without a message it is failed."""
-        settings, seed = self.settings, self._seed(request, sample)
-        talk = EndpointConversation(request.item.problem, tools, settings, self._openings[problem_key(request)])
+        settings, seed = self.settings, self._seed(item, sample)
+        talk = EndpointConversation(item.problem, tools, settings, self._openings[item.benchmark, item.id])
         schemas = {"tools": talk.schemas} if talk.schemas else {}
         try:
             while talk.waits_for_message:
@@ -208,9 +208,9 @@ class EndpointGenerator:
                     await asyncio.wrap_future(tools.in_thread(talk.run_calls))
             # Not in the tools' threads: it waits for one of them.
             known = await asyncio.to_thread(talk.finish)
-            await self._store([request.generation(sample, settings, seed=seed, **known)])
+            await self._store([new_generation(item, sample, settings, seed=seed, **known)])
         except NoResponseError as error:
-            await self._fail(request, [sample], str(error))
+            await self._fail(item, [sample], str(error))
         finally:
             talk.close()
 
@@ -284,13 +284,12 @@ class EndpointGenerator:
             return EndpointError(f"the server at {self.connection.url} returned {message}; {check}")
         return NoResponseError(message)
 
-    def _seed(self, request: GenerationRequest, sample: int) -> int:
-        item = request.item
+    def _seed(self, item: BenchmarkProblem, sample: int) -> int:
         return derive_seed("endpoint", self.settings.seed, item.benchmark, item.id, sample) % (1 << 31)
 
-    async def _fail(self, request: GenerationRequest, samples: Sequence[int], reason: str) -> None:
+    async def _fail(self, item: BenchmarkProblem, samples: Sequence[int], reason: str) -> None:
         self.failures[reason] += len(samples)
-        await self._store([request.generation(sample, self.settings, seed=0, failed=reason) for sample in samples])
+        await self._store([new_generation(item, sample, self.settings, seed=0, failed=reason) for sample in samples])
 
     async def _store(self, batch: list[Generation]) -> None:
         """Hand a batch over and wait until it is stored."""

@@ -12,12 +12,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # Pydantic takes the standard library's only from Python 3.12 on
 
 from trimtab import failpoints
-from trimtab.data import BENCHMARKS, BenchmarkProblem, Problem
-from trimtab.experiments.evaluate.conversations import StoredConversation
-from trimtab.experiments.evaluate.settings import EvalSettings, differences, settings_from
+from trimtab.agents import Conversation
+from trimtab.data import BenchmarkProblem, Problem
+from trimtab.experiments.evaluate.settings import (
+    EvalSettings,
+    SampleKey,
+    differences,
+    problem_row,
+    prompt_hash,
+    settings_from,
+)
 from trimtab.files import (
     append_json_lines,
     cut_torn_line,
@@ -26,15 +34,47 @@ from trimtab.files import (
     write_atomically,
     write_json_lines,
 )
-from trimtab.private_cache import short_digest
+from trimtab.grading import verdict_of
 from trimtab.text import shown
 
 BASELINE = "against"  # the folder of the baseline in that of an evaluation
 T = TypeVar("T")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
-SampleKey = tuple[str, str, int]  # benchmark, problem, sample
 Batches = Generator[list["Generation"], None, None]
+
+
+class _StoredMessage(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    role: str
+
+
+class _StoredCall(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    outcome: str
+
+
+def _check_reward(value: float | None) -> float | None:
+    if value is not None:
+        verdict_of(value)
+    return value
+
+
+class StoredConversation(TypedDict):
+    """A conversation as a JSON object: what is read of it again, and more that is only kept."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    ended: str | None
+    messages: list[_StoredMessage]
+    calls: list[_StoredCall]
+    reward: Annotated[float | None, AfterValidator(_check_reward)]
+    error: str
+
+
+def conversation_row(conversation: Conversation) -> Any:
+    """Return a conversation as a `StoredConversation`."""
+    row = asdict(conversation)
+    return {key: row[key] for key in ("ended", "messages", "calls", "void_turns", "reward", "error")}
 
 
 @dataclass(frozen=True)
@@ -66,26 +106,9 @@ class Generation:
         return self.benchmark, self.problem, self.sample
 
 
-@dataclass(frozen=True)
-class GenerationRequest:
-    """A problem and the number of samples to generate for it."""
-
-    item: BenchmarkProblem
-    samples: int
-
-    def sample_keys(self) -> list[SampleKey]:
-        """Return the keys of its samples."""
-        return [(self.item.benchmark, self.item.id, sample) for sample in range(self.samples)]
-
-    def generation(self, sample: int, settings: EvalSettings, **known: Any) -> Generation:
-        """Return one of its samples; `known` are the fields of `Generation` that the generator fills in."""
-        item = self.item
-        return Generation(item.benchmark, item.id, sample, prompt_hash(item), settings.digest(), **known)
-
-
-def problem_key(request: GenerationRequest) -> SampleKey:
-    """Return which problem a request is about, as the key of its first sample."""
-    return request.item.benchmark, request.item.id, 0
+def new_generation(item: BenchmarkProblem, sample: int, settings: EvalSettings, **known: Any) -> Generation:
+    """Return a sample of a problem; `known` are the fields of `Generation` that the generator fills in."""
+    return Generation(item.benchmark, item.id, sample, prompt_hash(item), settings.digest(), **known)
 
 
 @dataclass(frozen=True)
@@ -208,26 +231,6 @@ def parse_row(adapter: TypeAdapter[T], row: Any, location: str, what: str) -> T:
         raise ValueError(
             f"{location}: not a {what} (`{where:.100}` is {shown(first['input'])}: {first['msg']})"
         ) from None
-
-
-def problem_row(item: BenchmarkProblem) -> dict[str, Any]:
-    """Return a problem as a JSON object."""
-    # What a rule may ask for of a problem; the benchmarks have one rule, which asks for nothing.
-    asked = {} if item.benchmark in BENCHMARKS else {"source": item.problem.source, "extra": dict(item.problem.extra)}
-    return {
-        "benchmark": item.benchmark,
-        "id": item.id,
-        "location": item.location,
-        "prompt": [dict(message) for message in item.problem.prompt],
-        "answer": item.problem.answer,
-        "prompt_hash": prompt_hash(item),
-        **{key: value for key, value in asked.items() if value},
-    }
-
-
-def prompt_hash(item: BenchmarkProblem) -> str:
-    """Return a short hash of the prompt."""
-    return short_digest([dict(message) for message in item.problem.prompt])
 
 
 def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,7 +1,8 @@
-"""Grade generations. Grading is separate from sampling, so it can be repeated by another rule."""
+"""Grade generations, and count how their conversations went. Grading can be repeated by another rule."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -9,11 +10,10 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from trimtab.data import BOX_RULES, BenchmarkProblem
-from trimtab.experiments.evaluate.conversations import environment_verdict
-from trimtab.experiments.evaluate.folder import EvalFolder, Generation, SampleKey, parse_row, rows
-from trimtab.experiments.evaluate.metrics import GradedSample
+from trimtab.experiments.evaluate.folder import EvalFolder, Generation, StoredConversation, parse_row, rows
+from trimtab.experiments.evaluate.settings import SampleKey
 from trimtab.files import write_json_lines
-from trimtab.grading import Verdict, VerdictKind, grade, grade_many
+from trimtab.grading import Verdict, VerdictKind, grade_many, verdict_of
 from trimtab.text import shown
 
 # Of responses that are graded side by side: enough that slow ones overlap, and little enough for memory.
@@ -34,11 +34,17 @@ class _VerdictRow:
 _VERDICT = TypeAdapter(_VerdictRow)
 
 
-def check_rule(rule: str) -> None:
-    """Raise for a rule that does not exist or a service that does not answer, before anything is sampled."""
-    verdict = grade("", "1", rule)  # unlike `rewards.check_rule`, this also loads a `python:` function
-    if rule.startswith("http") and verdict.kind == "crashed":
-        raise ValueError(verdict.error)
+@dataclass(frozen=True)
+class ToolFigures:
+    """How the model used its tools on a benchmark: means over responses, shares of calls and of responses."""
+
+    responses: int
+    turns: float
+    calls: float
+    ok_share: float | None  # of calls
+    answers_with_call_share: float  # responses with at least one call that went well
+    outcomes: dict[str, int]
+    ended: dict[str, int]
 
 
 def rejected_truths(problems: Sequence[BenchmarkProblem], rule: str) -> list[BenchmarkProblem]:
@@ -78,22 +84,44 @@ def read_verdicts(folder: EvalFolder) -> tuple[dict[SampleKey, Verdict], str | N
     return verdicts, rule
 
 
-def graded_samples(
-    generations: Sequence[Generation],
-    verdicts: Mapping[SampleKey, Verdict],
-    text_hashes: Mapping[SampleKey, int] | None = None,
-) -> dict[str, list[GradedSample]]:
-    """Join generations and verdicts, by benchmark; `text_hashes` tell equal responses."""
-    samples: dict[str, list[GradedSample]] = {}
-    # Sorted: a server's samples are stored in the order of their arrival, and sums of floats depend on the order.
-    for generation in sorted(generations, key=lambda g: g.key):
-        verdict = verdicts.get(generation.key)
-        kind, extracted, score = (verdict.kind, verdict.extracted, verdict.score) if verdict else (None, None, None)
-        measured = generation.tokens, generation.finished, generation.entropy, generation.logp
-        text_hash = (text_hashes or {}).get(generation.key)
-        sample = GradedSample(generation.problem, kind, extracted, *measured, text_hash, score)
-        samples.setdefault(generation.benchmark, []).append(sample)
-    return samples
+def environment_verdict(row: StoredConversation | None) -> Verdict | None:
+    """Return what the environment says of a stored conversation; None if it leaves that to the rule."""
+    if row is None:
+        return None
+    if row["reward"] is not None:
+        return verdict_of(row["reward"])
+    return Verdict("crashed", error=row["error"]) if row["ended"] == "environment" else None
+
+
+def without_texts(row: StoredConversation) -> dict[str, Any]:
+    """Return what the figures need of a stored conversation, so that memory does not hold all that was said."""
+    messages = [{"role": message["role"]} for message in row["messages"]]
+    return {"ended": row["ended"], "messages": messages, "calls": [{"outcome": c["outcome"]} for c in row["calls"]]}
+
+
+def tool_figures(rows: Iterable[Mapping[str, Any]]) -> ToolFigures | None:
+    """Return the figures of stored conversations; None without any."""
+    outcomes: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    turns = helped = 0
+    for row in rows:
+        found = [str(call["outcome"]) for call in row["calls"]]
+        outcomes.update(found)
+        ended[str(row["ended"])] += 1
+        turns += sum(message["role"] == "assistant" for message in row["messages"])
+        helped += "ok" in found
+    responses, calls = ended.total(), outcomes.total()
+    if not responses:
+        return None
+    return ToolFigures(
+        responses=responses,
+        turns=turns / responses,
+        calls=calls / responses,
+        ok_share=outcomes["ok"] / calls if calls else None,
+        answers_with_call_share=helped / responses,
+        outcomes=dict(sorted(outcomes.items())),
+        ended=dict(sorted(ended.items())),
+    )
 
 
 def _batches(generations: Iterable[Generation]) -> Iterator[list[Generation]]:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from trimtab.experiments.evaluate.folder import Generation
+from trimtab.grading import Verdict
 from trimtab.intervals import Interval, difference_interval, mean_interval, score_interval, share_interval
 
 GRADER_FAILURES = ("too_costly", "crashed")  # kinds of verdict that say nothing about the response
@@ -20,17 +22,20 @@ GRADER_FAILURES = ("too_costly", "crashed")  # kinds of verdict that say nothing
 
 @dataclass(frozen=True)
 class GradedSample:
-    """A sample with the kind of its verdict; None where it could not be generated."""
+    """A sample with its verdict; without one if it could not be generated."""
 
-    problem: str
-    kind: str | None
-    extracted: str | None = None
-    tokens: float | None = None
-    finished: bool = True
-    entropy: float | None = None
-    logp: float | None = None
-    text_hash: int | None = None
-    score: float | None = None
+    generation: Generation
+    verdict: Verdict | None
+
+    @property
+    def kind(self) -> str | None:
+        """Return the kind of its verdict; None without one."""
+        return self.verdict.kind if self.verdict else None
+
+    @property
+    def score(self) -> float | None:
+        """Return the number that the rule gave, if it gives any."""
+        return self.verdict.score if self.verdict else None
 
     @property
     def graded(self) -> bool:
@@ -89,17 +94,17 @@ def compute_metrics(samples: Iterable[GradedSample], requested: int) -> Benchmar
         score=score_interval(_scores(graded)) if any(s.score is not None for s in samples) else None,
         pass_at=_pass_at(graded, requested),
         majority=share_interval([majority(group) for group in graded.values()]),
-        length=mean_interval(_means(groups, lambda s: s.tokens)),
-        truncated=share_interval([_share(g, lambda s: not s.finished) for g in generated.values()]),
+        length=mean_interval(_means(groups, lambda s: s.generation.tokens)),
+        truncated=share_interval([_share(g, lambda s: not s.generation.finished) for g in generated.values()]),
         no_answer=share_interval([_share(group, lambda s: s.kind == "no_answer") for group in graded.values()]),
-        entropy=mean_interval(_means(groups, lambda s: s.entropy)),
-        surprisal=mean_interval(_means(groups, lambda s: None if s.logp is None else -s.logp)),
+        entropy=mean_interval(_means(groups, lambda s: s.generation.entropy)),
+        surprisal=mean_interval(_means(groups, lambda s: None if s.generation.logp is None else -s.generation.logp)),
         kinds=dict(sorted(kinds.items())),
         failed_samples=failed,
         grader_failures=ungraded,
         problems_without_samples=len(groups) - len(graded),
         problems_of_equal_samples=sum(
-            len(group) > 1 and len({sample.text_hash for sample in group} - {None}) == 1 for group in generated.values()
+            len(group) > 1 and len({sample.generation.text for sample in group}) == 1 for group in generated.values()
         ),
         average_if_failures_wrong=math.fsum(worst) / len(worst) if worst and failed + ungraded else None,
     )
@@ -136,8 +141,9 @@ def majority(samples: Sequence[GradedSample]) -> float:
     """
     votes: dict[str, list[bool]] = defaultdict(list)
     for sample in samples:
-        if sample.extracted is not None and sample.kind != "no_answer":
-            votes[vote_key(sample.extracted)].append(sample.correct)
+        verdict = sample.verdict
+        if verdict is not None and verdict.extracted is not None and verdict.kind != "no_answer":
+            votes[vote_key(verdict.extracted)].append(sample.correct)
     if not votes:
         return 0.0
     most = max(map(len, votes.values()))
@@ -155,7 +161,7 @@ def by_problem(samples: Iterable[GradedSample]) -> dict[str, list[GradedSample]]
     """Group samples by problem, in the order of the problems' first samples."""
     groups: dict[str, list[GradedSample]] = defaultdict(list)
     for sample in samples:
-        groups[sample.problem].append(sample)
+        groups[sample.generation.problem].append(sample)
     return dict(groups)
 
 

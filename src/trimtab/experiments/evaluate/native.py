@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from trimtab.agents import Conversation
-from trimtab.data import PromptTokens, Response, Sampler, SamplingOptions, derive_seed
-from trimtab.experiments.evaluate.conversations import conversation_row
-from trimtab.experiments.evaluate.folder import Batches, Generation, GenerationRequest, SampleKey, problem_key
-from trimtab.experiments.evaluate.settings import EvalSettings
+from trimtab.data import BenchmarkProblem, PromptTokens, Response, Sampler, SamplingOptions, derive_seed
+from trimtab.experiments.evaluate.folder import Batches, Generation, conversation_row, new_generation
+from trimtab.experiments.evaluate.settings import EvalSettings, SampleKey
 from trimtab.trainer.config import RolloutConfig
 from trimtab.trainer.model import LongPromptError, Policy, Transcript, score
 from trimtab.trainer.train import ToolUse, build_sampler, check_prompts, encode_problems, open_policy
@@ -33,56 +32,57 @@ class NativeGenerator:
     settings: EvalSettings
     entropy: bool = True
     tool_use: ToolUse | None = None
-    _encoded: dict[SampleKey, list[int]] = field(default_factory=dict, repr=False)
+    _encoded: dict[tuple[str, str], list[int]] = field(default_factory=dict, repr=False)  # by benchmark and problem
 
     @cached_property
     def sampler(self) -> Sampler:
         """The sampler of `settings.sampler`; vLLM's is built for the longest of the prompts tokenized so far."""
-        settings, longest = self.settings, max(map(len, self._encoded.values()), default=1)
+        settings = self.settings
         if settings.sampler != "vllm":
             return build_sampler(self.policy)
+        tools = settings.tools
         rollout = RolloutConfig(
             engine="vllm",
-            max_prompt_tokens=longest,
+            max_prompt_tokens=max(map(len, self._encoded.values()), default=1),
             max_new_tokens=settings.max_new_tokens,
             batch_size=settings.batch,
-            max_turns=tools.max_turns if (tools := settings.tools) else 1,
+            max_turns=tools.max_turns if tools else 1,
             max_observation_tokens=tools.max_observation_tokens if tools else 512,
         )
         return build_sampler(self.policy, rollout)
 
-    def reusable(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> set[SampleKey]:
+    def reusable(self, problems: Sequence[BenchmarkProblem], done: AbstractSet[SampleKey]) -> set[SampleKey]:
         """Return the samples of complete batches."""
-        complete = [batch for batch in self.batches(requests) if _keys(batch) <= done]
-        return set().union(*map(_keys, complete))
+        keys = map(self.settings.sample_keys, self.batches(problems))
+        return set().union(*(batch for batch in keys if batch <= done))
 
-    def generate(self, requests: Sequence[GenerationRequest], done: AbstractSet[SampleKey]) -> Batches:
+    def generate(self, problems: Sequence[BenchmarkProblem], done: AbstractSet[SampleKey]) -> Batches:
         """Yield the batches that are not complete."""
-        for batch in self.batches(requests):
-            if not _keys(batch) <= done:
+        for batch in self.batches(problems):
+            if not self.settings.sample_keys(batch) <= done:
                 yield self._generate_batch(batch)
 
-    def batches(self, requests: Sequence[GenerationRequest]) -> list[list[GenerationRequest]]:
-        """Split the requests into batches: of one benchmark, whose responses are about as long, by prompt length."""
-        self._encode(requests)
-        groups: dict[tuple[str, int], list[GenerationRequest]] = {}
-        for request in requests:
-            groups.setdefault((request.item.benchmark, request.samples), []).append(request)
+    def batches(self, problems: Sequence[BenchmarkProblem]) -> list[list[BenchmarkProblem]]:
+        """Split the problems into batches: of one benchmark, whose responses are about as long, by prompt length."""
+        self._encode(problems)
+        groups: dict[str, list[BenchmarkProblem]] = {}
+        for item in problems:
+            groups.setdefault(item.benchmark, []).append(item)
         batches = []
-        for (_, samples), group in groups.items():
-            size = max(1, self.settings.batch // samples)
+        for benchmark, group in groups.items():
+            size = max(1, self.settings.batch // self.settings.samples[benchmark])
             # The longest first, so that running out of memory happens at once.
-            ordered = sorted(group, key=lambda request: -len(self._prompt(request)))
+            ordered = sorted(group, key=lambda item: -len(self._prompt(item)))
             batches += [ordered[first : first + size] for first in range(0, len(ordered), size)]
         return batches
 
-    def check_lengths(self, requests: Sequence[GenerationRequest]) -> None:
+    def check_lengths(self, problems: Sequence[BenchmarkProblem]) -> None:
         """Raise where prompt and response would exceed the model's context."""
-        self._encode(requests)
-        some = requests[:: max(len(requests) // PROMPTS_DECODED, 1)][:PROMPTS_DECODED]
-        check_prompts(self.policy, [request.item.problem for request in some], self.tool_use)
+        self._encode(problems)
+        some = problems[:: max(len(problems) // PROMPTS_DECODED, 1)][:PROMPTS_DECODED]
+        check_prompts(self.policy, [item.problem for item in some], self.tool_use)
         context = getattr(self.policy.causal_lm.config, "max_position_embeddings", None)
-        longest = max(len(self._prompt(request)) for request in requests)
+        longest = max(len(self._prompt(item)) for item in problems)
         replies = self.tool_use.max_observed_tokens if self.tool_use else 0
         room = math.inf if context is None else context - longest - replies
         besides = f" and replies of tools up to {replies} (--max-turns, --max-observation-tokens)" if replies else ""
@@ -96,51 +96,48 @@ class NativeGenerator:
                 f"longest prompt has {longest}{besides}; use --max-new-tokens {room:g} or less"
             )
 
-    def _prompt(self, request: GenerationRequest) -> list[int]:
-        return self._encoded[problem_key(request)]
+    def _prompt(self, item: BenchmarkProblem) -> list[int]:
+        return self._encoded[item.benchmark, item.id]
 
-    def _encode(self, requests: Sequence[GenerationRequest]) -> None:
+    def _encode(self, problems: Sequence[BenchmarkProblem]) -> None:
         """Tokenize the prompts that are not tokenized yet, together."""
-        missing = [request for request in requests if problem_key(request) not in self._encoded]
+        missing = [item for item in problems if (item.benchmark, item.id) not in self._encoded]
         try:
-            encoded = encode_problems(self.policy, [request.item.problem for request in missing], self.tool_use)
+            encoded = encode_problems(self.policy, [item.problem for item in missing], self.tool_use)
         except LongPromptError as error:
-            item = missing[error.number].item
+            item = missing[error.number]
             raise ValueError(
                 f"the prompt of {item.benchmark} {item.id} does not fit the model's context: {error}"
             ) from None
-        self._encoded |= zip(map(problem_key, missing), encoded, strict=True)
+        self._encoded |= {(item.benchmark, item.id): ids for item, ids in zip(missing, encoded, strict=True)}
 
-    def _generate_batch(self, batch: list[GenerationRequest]) -> list[Generation]:
+    def _generate_batch(self, batch: list[BenchmarkProblem]) -> list[Generation]:
         settings = self.settings
+        samples = settings.samples[batch[0].benchmark]
         # Seeds go by the problem's id, not its position in the benchmark, so that `--problems` changes no sample.
-        seeds = [derive_seed("evaluate", request.item.benchmark, request.item.id) for request in batch]
-        prompts = [PromptTokens(self._prompt(request), seed) for request, seed in zip(batch, seeds, strict=True)]
+        prompts = [PromptTokens(self._prompt(p), derive_seed("evaluate", p.benchmark, p.id)) for p in batch]
         options = SamplingOptions(
-            samples=batch[0].samples,
+            samples=samples,
             max_new_tokens=settings.max_new_tokens,
             temperature=settings.temperature,
             top_p=settings.top_p,
             seed=settings.seed,
-            batch_size=max(settings.batch, batch[0].samples),  # the samples of a problem stay together
+            batch_size=max(settings.batch, samples),  # the samples of a problem stay together
         )
-        groups, conversations = self._sample(batch, prompts, options)
-        entropies, held = iter(self._entropies(prompts, groups)), iter(conversations)
-        return [
-            self._generation(request, sample, response, next(entropies), next(held, None))
-            for request, responses in zip(batch, groups, strict=True)
-            for sample, response in enumerate(responses)
-        ]
-
-    def _sample(
-        self, batch: Sequence[GenerationRequest], prompts: Sequence[PromptTokens], options: SamplingOptions
-    ) -> tuple[list[list[Response]], list[Conversation]]:
-        """Return the responses by prompt, and with tools the conversations one after the other."""
+        conversations: list[Conversation] = []
         step = 0  # always: seeds differ by prompt
         if self.tool_use is None:
-            return self.sampler.sample(prompts, step, options), []
-        problems = [request.item.problem for request in batch]
-        return self.tool_use.sample(self.sampler, problems, prompts, step, options)
+            groups = self.sampler.sample(prompts, step, options)
+        else:
+            problems = [item.problem for item in batch]
+            groups, conversations = self.tool_use.sample(self.sampler, problems, prompts, step, options)
+        entropies = iter(self._entropies(prompts, groups))
+        held = iter(conversations)
+        return [
+            self._generation(item, sample, response, next(entropies), next(held, None))
+            for item, responses in zip(batch, groups, strict=True)
+            for sample, response in enumerate(responses)
+        ]
 
     def _entropies(self, prompts: Sequence[PromptTokens], groups: Sequence[Sequence[Response]]) -> list[float | None]:
         """Return the mean entropy of the next-token distribution over each response, at the sampling temperature."""
@@ -164,7 +161,7 @@ class NativeGenerator:
 
     def _generation(
         self,
-        request: GenerationRequest,
+        item: BenchmarkProblem,
         sample: int,
         response: Response,
         entropy: float | None,
@@ -173,10 +170,11 @@ class NativeGenerator:
         logp = math.fsum(response.logp) / len(response.logp)
         if math.isnan(logp):
             raise ValueError(
-                f"the model's logits are NaN for {request.item.benchmark} {request.item.id}: its weights overflow; use "
+                f"the model's logits are NaN for {item.benchmark} {item.id}: its weights overflow; use "
                 "another checkpoint, or --precision fp32"
             )
-        return request.generation(
+        return new_generation(
+            item,
             sample,
             self.settings,
             seed=self.settings.seed,
@@ -197,7 +195,3 @@ def open_model(model: str, device: str, precision: str, chat: bool) -> Policy:
     if precision not in ("fp32", "bf16"):
         raise ValueError(f"--precision {precision}: it must be fp32 or bf16")
     return open_policy(model, device=device, precision=precision, chat=chat)
-
-
-def _keys(batch: Sequence[GenerationRequest]) -> set[SampleKey]:
-    return {key for request in batch for key in request.sample_keys()}

@@ -7,7 +7,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -15,15 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import trimtab
 from trimtab.data import BENCHMARKS, find_benchmark
 from trimtab.experiments.evaluate.metrics import BenchmarkMetrics, paired_difference, score_difference
-from trimtab.experiments.evaluate.published import PUBLISHED
 from trimtab.experiments.evaluate.run import EvalResult
 from trimtab.experiments.evaluate.settings import EvalSettings, differences
 from trimtab.files import write_atomically
 from trimtab.intervals import LEVEL, Interval, average
 from trimtab.text import NOTHING, printable
+from trimtab.trainer.train import versions
 
 # A model's name and a server's messages are untrusted text: everything shown goes through `printable`, and through
 # rich's Text instead of markup.
@@ -33,6 +32,50 @@ GREEDY_SHARE = 0.9  # of problems whose samples are all equal, from which they d
 LEGEND = (
     "Means over problems with 95 % intervals by problem: each estimates the mean over the population of problems that "
     "the benchmark's were drawn from. Lengths in tokens, entropy in nats per token."
+)
+
+
+# Published results on these benchmarks. They compare only where model, data and decoding are the same.
+JUSTRL = "README of github.com/thunlp/JustRL (arXiv 2512.16649)"
+STAPO = "arXiv 2602.15620v4, mean of the six benchmarks, T 1.0, top-p 1.0"
+SSPO = "abstract of arXiv 2511.04256v2, mean of its five benchmarks"
+STARE = "arXiv 2606.19236, mean of its benchmarks, short CoT"
+
+
+@dataclass(frozen=True)
+class PublishedResult:
+    """A row of a paper's table, in percent. `average` is the paper's own, over its own benchmarks."""
+
+    model: str
+    source: str
+    average: float | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+
+
+def _justrl(model: str, *scores: float) -> PublishedResult:
+    """Return a row with the six benchmarks in the README's order, without its average, which is over nine."""
+    return PublishedResult(model, JUSTRL, scores=dict(zip(BENCHMARKS, scores, strict=False)))
+
+
+PUBLISHED = (
+    _justrl("DeepSeek-R1-Distill-Qwen-1.5B", 29.90, 22.40, 63.82, 84.90, 34.65, 45.95),
+    _justrl("DeepScaleR-1.5B-Preview", 40.21, 28.65, 73.83, 89.30, 39.34, 52.79),
+    _justrl("ProRL-V2 1.5B", 51.87, 35.73, 88.75, 92.00, 49.03, 67.84),
+    _justrl("JustRL-DeepSeek-1.5B", 52.60, 38.75, 91.02, 91.65, 51.47, 67.99),
+    _justrl("OpenMath-Nemotron-1.5B", 58.75, 48.44, 90.55, 92.40, 26.93, 71.70),
+    _justrl("QuestA-Nemotron-1.5B", 71.56, 62.08, 93.44, 92.95, 32.08, 72.28),
+    _justrl("JustRL-Nemotron-1.5B", 69.69, 62.92, 96.02, 94.15, 30.24, 76.59),
+    PublishedResult("Qwen3-1.7B-Base, STAPO", STAPO, 38.18),
+    PublishedResult("Qwen3-8B-Base, STAPO", STAPO, 58.76),
+    PublishedResult("Qwen3-14B-Base, STAPO", STAPO, 64.38),
+    PublishedResult("Qwen3-1.7B-Base, best baseline", STAPO, 33.64),
+    PublishedResult("Qwen3-8B-Base, best baseline", STAPO, 57.63),
+    PublishedResult("Qwen3-14B-Base, best baseline", STAPO, 60.77),
+    PublishedResult("Qwen2.5-Math-1.5B, SSPO", SSPO, 46.72),
+    PublishedResult("Qwen2.5-Math-1.5B, GRPO", SSPO, 43.01),
+    PublishedResult("Qwen2.5-Math-1.5B, GSPO", SSPO, 44.42),
+    PublishedResult("Qwen2.5-Math-7B, STARE O1", STARE, 54.4),
+    PublishedResult("Qwen2.5-Math-7B, GRPO with dynamic sampling", STARE, 49.1),
 )
 
 
@@ -146,14 +189,6 @@ def machine() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the software that affects the numbers."""
-    import transformers
-
-    known = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    return known | {"transformers": transformers.__version__, "trimtab": trimtab.__version__}
 
 
 def percent(interval: Interval | None, signed: bool = False) -> str:

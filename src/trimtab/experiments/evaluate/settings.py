@@ -1,16 +1,39 @@
-"""The resolved settings of an evaluation: everything that affects a response, stored with the result."""
+"""The settings of an evaluation, stored with the result: all that affects a response, made from the options.
+
+A run is evaluated on its own held-out problems, the benchmark `held-out:RUN`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, cast
 
-from trimtab.agents import CallFormat, Limits
-from trimtab.data import BENCHMARKS, DEFAULT_BENCHMARKS, HELD_OUT, check_columns, find_benchmark
+import torch
+from pydantic import TypeAdapter
+
+from trimtab.agents import CALL_FORMATS, CallFormat, Limits
+from trimtab.data import (
+    BENCHMARKS,
+    DEFAULT_BENCHMARKS,
+    HELD_OUT,
+    BenchmarkProblem,
+    check_columns,
+    find_benchmark,
+    load_benchmark,
+)
+from trimtab.experiments.evaluate import MAX_NEW_TOKENS, EvalOptions
+from trimtab.grading import grade
 from trimtab.private_cache import short_digest
 from trimtab.text import nearest, shown
+from trimtab.trainer.config import Config, find_run_model, load, load_stored, model_digest, own_code
+from trimtab.trainer.model import pick_device
+from trimtab.trainer.sampling import require_vllm
+from trimtab.trainer.train import build_task
+
+SampleKey = tuple[str, str, int]  # benchmark, problem, sample
 
 
 @dataclass(frozen=True)
@@ -41,6 +64,11 @@ class ToolSettings:
     max_turns: int = 8
     max_observation_tokens: int = 512
     timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.max_turns < 2:
+            raise ValueError(f"--max-turns {self.max_turns}: a model that calls a tool needs 2 messages at least")
+        self.limits  # raises for a value that makes no sense  # noqa: B018
 
     @property
     def limits(self) -> Limits:
@@ -78,15 +106,18 @@ class EvalSettings:
     threads: int = 0
     tools: ToolSettings | None = None
 
+    def sample_keys(self, problems: Iterable[BenchmarkProblem]) -> set[SampleKey]:
+        """Return the keys of all samples of these problems."""
+        return {(p.benchmark, p.id, sample) for p in problems for sample in range(self.samples[p.benchmark])}
+
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings that must be the same when an evaluation is resumed."""
-        values = {name: value for name, value in self.as_json().items() if name not in MAY_DIFFER}
-        # Evaluations from before there were tools go on, and keep their digest.
-        return values if self.tools else {name: value for name, value in values.items() if name != "tools"}
+        left_out = MAY_DIFFER if self.tools else {*MAY_DIFFER, "tools"}
+        return {name: value for name, value in self.as_json().items() if name not in left_out}
 
     def digest(self) -> str:
         """Return a short hash of all that affects a response."""
@@ -155,8 +186,6 @@ def settings_from(stored: Mapping[str, Any]) -> EvalSettings:
     known = {field.name for field in fields(EvalSettings)}
     if not known >= stored.keys():
         raise ValueError(f"settings of another version: unknown {', '.join(sorted(stored.keys() - known))}")
-    from pydantic import TypeAdapter  # not for `--help`
-
     settings = TypeAdapter(EvalSettings).validate_python(stored)
     for name in settings.benchmarks:
         find_benchmark(name)
@@ -170,3 +199,191 @@ def differences(before: EvalSettings, now: EvalSettings) -> list[str]:
     old, new = before.fixed(), now.fixed()
     names = sorted({*old, *new})
     return [f"{n}: {old.get(n)!r} -> {new.get(n)!r}" for n in names if old.get(n) != new.get(n)]
+
+
+def prepare(options: EvalOptions) -> tuple[EvalSettings, list[BenchmarkProblem]]:
+    """Load the benchmarks and check everything that can be checked before a model is loaded."""
+    model = options.name  # first: without a model, nothing that the data lacks matters
+    for name in ("samples", "problems", "max_new_tokens", "batch"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: it must be at least 1")
+    temperature, top_p = decoding(options.preset, options.temperature, options.top_p)
+    benchmarks = parse_benchmarks(options.benchmarks)
+    columns = parse_columns(options.columns or "")
+    held_out = all(name.startswith(HELD_OUT) for name in benchmarks)
+    if held_out and options.suffix:
+        raise ValueError("--suffix is not added to the held-out problems of a run: their prompts are those of the run")
+    problems = {
+        name: load_held_out(name, options.problems, options.own_code)
+        if name.startswith(HELD_OUT)
+        else load_benchmark(name, options.data, options.prompt_suffix, options.rule or "math", columns)
+        for name in benchmarks
+    }
+    problems = {name: items[: options.problems] for name, items in problems.items()}
+    rule = options.rule or common_rule([item for items in problems.values() for item in items])
+    check_rule(rule)  # hours of sampling should not end with a misspelt rule
+    native = options.connection is None
+    check_engine(options.engine, native)
+    settings = EvalSettings(
+        model=model,
+        sampler=options.engine if native else "endpoint",
+        benchmarks=benchmarks,
+        samples={name: options.samples or find_benchmark(name).samples for name in benchmarks},
+        temperature=temperature,
+        top_p=top_p,
+        max_new_tokens=options.max_new_tokens or MAX_NEW_TOKENS,
+        suffix="" if held_out else options.prompt_suffix,
+        seed=options.seed,
+        rule=rule,
+        problems=options.problems,
+        weights=model_digest(model) if native else "",
+        data={name: _data_digest(items) for name, items in problems.items()},
+        precision=options.precision if native else "",
+        chat=options.chat,
+        batch=options.batch if native else 0,
+        endpoint=options.endpoint or "",
+        device=str(pick_device(options.device)) if native else "",
+        threads=torch.get_num_threads() if native else 0,
+        tools=tool_settings(options),
+    )
+    return settings, [item for items in problems.values() for item in items]
+
+
+def check_rule(rule: str) -> None:
+    """Raise for a rule that does not exist or a service that does not answer, before anything is sampled."""
+    verdict = grade("", "1", rule)  # unlike `trimtab.grading.check_rule`, this also loads a `python:` function
+    if rule.startswith("http") and verdict.kind == "crashed":
+        raise ValueError(verdict.error)
+
+
+def tool_settings(options: EvalOptions) -> ToolSettings | None:
+    """Return the tools that were asked for; None without."""
+    use = tuple(name.strip() for name in (options.tools or "").split(",") if name.strip())
+    if not use and options.environment is None:
+        return None
+    if options.tool_format != "auto" and options.connection is not None:
+        raise ValueError("--tool-format: a server writes calls in its own way; leave it out with --endpoint")
+    if options.tool_format not in ("auto", *CALL_FORMATS):
+        raise ValueError(f"--tool-format {options.tool_format}: {nearest(options.tool_format, CALL_FORMATS)}")
+    return ToolSettings(
+        use=use,
+        environment=options.environment or "",
+        format=cast("CallFormat", options.tool_format),
+        max_turns=options.max_turns,
+        max_observation_tokens=options.max_observation_tokens,
+        timeout=options.tool_timeout,
+    )
+
+
+def check_engine(engine: str, native: bool) -> None:
+    """Raise for an engine that does not exist, or is not installed."""
+    if engine not in ("native", "vllm"):
+        raise ValueError(f"--engine {engine}: it must be native or vllm")
+    if engine == "vllm" and not native:
+        raise ValueError("--engine vllm samples in this process: leave it out with --endpoint")
+    if engine == "vllm":
+        require_vllm("--engine vllm")
+
+
+def with_benchmarks(options: EvalOptions) -> EvalOptions:
+    """Return the options with benchmarks: without any, a run has its held-out problems, decoded as in training.
+
+    That is one greedy response to each, with the run's tools, and as long as the run's may be.
+    """
+    if options.benchmarks is not None:
+        return options
+    # With a folder of benchmarks they are what is asked for.
+    found = None if options.endpoint or options.data else find_run_model(options.name)
+    if found is None:
+        return replace(options, benchmarks=",".join(DEFAULT_BENCHMARKS))
+    config = _config(found.run, options.own_code)
+    greedy = options.preset == EvalOptions.preset and options.temperature is None
+    filled = replace(
+        options,
+        benchmarks=f"{HELD_OUT}{found.run}",
+        temperature=0.0 if greedy else options.temperature,
+        samples=1 if greedy and options.samples is None else options.samples,
+        max_new_tokens=options.max_new_tokens or config.rollout.max_new_tokens,
+    )
+    if not config.has_tools or options.tools is not None or options.environment is not None:
+        return filled
+    return replace(
+        filled,
+        tools=",".join(config.tools.use),
+        environment=config.task.environment,
+        tool_format=config.tools.format,
+        max_turns=config.rollout.max_turns,
+        max_observation_tokens=config.rollout.max_observation_tokens,
+        tool_timeout=config.tools.timeout,
+    )
+
+
+def load_held_out(name: str, count: int | None, own_code: bool) -> list[BenchmarkProblem]:
+    """Load the held-out problems of a run; of a generated task as many as asked for, or as the run evaluates."""
+    run = Path(name.removeprefix(HELD_OUT))
+    config = _config(run, own_code)
+    if count is not None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"eval_problems": count})})
+    task = build_task(config, "test")
+    if task is None:
+        raise ValueError(
+            f"{run} has no held-out problems (task.eval_path): name what to evaluate with --benchmarks, for example "
+            "--benchmarks problems.jsonl"
+        )
+    problems = [task[number] for number in range(len(task))]
+    return [
+        # Rules get `extra` as JSON, and so it is stored; a task of the user's own may put anything into it.
+        BenchmarkProblem(name, str(n), p.location, replace(p, extra=json.loads(json.dumps(dict(p.extra), default=str))))
+        for n, p in enumerate(problems)
+    ]
+
+
+def common_rule(problems: Sequence[BenchmarkProblem]) -> str:
+    """Return the rule that grades all problems; if they have several, one must be named."""
+    rules = list(dict.fromkeys(item.problem.rule for item in problems))
+    if len(rules) > 1:
+        raise ValueError(f"the problems are graded by several rules ({', '.join(rules)}): name one with --rule")
+    return rules[0]
+
+
+def _config(run: Path, trusted: bool) -> Config:
+    """Load the configuration of a run; code that its problems need is run only if it is trusted."""
+    path = run / "config.toml"
+    if not path.is_file():
+        raise ValueError(f"{run} is not a run (a folder with config.toml)")
+    names = own_code(path)
+    # The folder may come from somebody else, and must not choose what code runs here.
+    if names and not trusted:
+        raise ValueError(
+            f"the held-out problems of {run} need code of its own ({', '.join(names[:3])}): to run it, add --own-code; "
+            "or name what to evaluate with --benchmarks"
+        )
+    return load(path) if names else load_stored(path)
+
+
+def problem_row(item: BenchmarkProblem) -> dict[str, Any]:
+    """Return a problem as a JSON object."""
+    # What a rule may ask for of a problem; the benchmarks have one rule, which asks for nothing.
+    asked = {} if item.benchmark in BENCHMARKS else {"source": item.problem.source, "extra": dict(item.problem.extra)}
+    return {
+        "benchmark": item.benchmark,
+        "id": item.id,
+        "location": item.location,
+        "prompt": [dict(message) for message in item.problem.prompt],
+        "answer": item.problem.answer,
+        "prompt_hash": prompt_hash(item),
+        **{key: value for key, value in asked.items() if value},
+    }
+
+
+def prompt_hash(item: BenchmarkProblem) -> str:
+    """Return a short hash of the prompt."""
+    return short_digest([dict(message) for message in item.problem.prompt])
+
+
+def _data_digest(problems: Sequence[BenchmarkProblem]) -> str:
+    # Without the locations: the same problems in another folder are the same data. What only rules ask for shapes no
+    # response.
+    left_out = ("location", "source", "extra")
+    return short_digest([{k: v for k, v in problem_row(item).items() if k not in left_out} for item in problems])

@@ -15,9 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from trimtab.experiments.evaluate import EvalOptions
 from trimtab.experiments.evaluate.folder import Generation
-from trimtab.experiments.evaluate.options import EvalOptions
-from trimtab.experiments.evaluate.progress import PlainProgress
+from trimtab.experiments.evaluate.launch import PlainProgress
+from trimtab.experiments.evaluate.metrics import GradedSample
+from trimtab.grading import Verdict
 
 SUMS = [("1+1=", "2"), ("2+3=", "5"), ("10+7=", "17"), ("4+4=", "8"), ("120+3=", "123"), ("9+0=", "9")]
 
@@ -57,6 +59,14 @@ def served(folder: Path, server: Server, **changes: Any) -> EvalOptions:
         "timeout": 120.0,
     }  # not by a busy machine alone
     return small(folder, **{"model": None, **how, **changes})
+
+
+def graded(
+    problem: str, kind: str | None, extracted: str | None = None, score: float | None = None, **fields: Any
+) -> GradedSample:
+    """Return a sample of a problem with a verdict of this kind; None: it could not be generated."""
+    verdict = None if kind is None else Verdict(kind, extracted, score=score)  # type: ignore[arg-type]
+    return GradedSample(Generation("gsm8k", problem, 0, "", "", 0, **fields), verdict)
 
 
 @dataclass
