@@ -15,9 +15,7 @@ from trimtab.cli import app
 
 # Not pydantic: typer itself imports it where it is installed.
 HEAVY = ["httpx", "math_verify", "numpy", "openai", "pyarrow", "sympy", "tokenizers", "torch", "transformers"]
-HEAVY = ["httpx", "math_verify", "numpy", "openai", "pyarrow", "sympy", "tokenizers", "torch", "transformers"]
 LIGHT = ["trimtab", "trimtab.cli", "trimtab.experiments", "trimtab.experiments.evaluate",
-         "trimtab.standard_streams", "trimtab.stop_signals"]  # fmt: skip
          "trimtab.standard_streams", "trimtab.stop_signals"]  # fmt: skip
 MAIN = """
 import atexit, json, sys
