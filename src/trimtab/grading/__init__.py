@@ -11,7 +11,7 @@ from trimtab.grading.pool import (
 )
 from trimtab.grading.python_rule import rule
 from trimtab.grading.response_rules import RESPONSE_RULES
-from trimtab.grading.rules import RULES, check_rule, grade, grade_many, grade_submissions, load_rule, submit
+from trimtab.grading.rules import RULES, check_rule, grade, grade_many, grade_submissions, load_rule
 from trimtab.grading.submission import FACTS, Submission
 from trimtab.grading.verdicts import (
     CORRECT_SCORE,
@@ -30,5 +30,5 @@ __all__ = [
     "CORRECT_SCORE", "FACTS", "RESPONSE_RULES", "RULES", "SCORE", "VERDICT_KINDS", "RuleErrors", "Submission",
     "Verdict", "VerdictKind", "WorkerLimits", "WorkerResult", "WorkerSession", "call_worker", "check_rule",
     "crashed_diagnosis", "describe_error", "grade", "grade_lines", "grade_many", "grade_submissions", "is_score",
-    "keep_output", "load_rule", "rule", "start_worker", "submit", "verdict_of",
+    "keep_output", "load_rule", "rule", "start_worker", "verdict_of",
 ]  # fmt: skip

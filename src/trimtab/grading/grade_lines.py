@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from trimtab.files import parse_json_line
-from trimtab.grading.rules import PendingVerdict, load_rule, submit
+from trimtab.grading.rules import load_rule, start_grading
+from trimtab.grading.submission import Submission
 from trimtab.grading.verdicts import Verdict
 
 MAX_LINES_AHEAD = 512  # read beyond the last verdict written
 
-OutputLine = PendingVerdict | dict[str, Any]  # a verdict, or the error line itself
+OutputLine = Callable[[], list[Verdict]] | dict[str, Any]  # what waits for the verdict, or the error line itself
 
 
 def grade_lines(lines: Iterable[bytes], out: TextIO, rule: str, on_error: Callable[[str], None]) -> int:
@@ -54,7 +55,7 @@ def grade_lines(lines: Iterable[bytes], out: TextIO, rule: str, on_error: Callab
     return len(ungraded)
 
 
-def _submit_line(line: bytes, rule: str) -> PendingVerdict:
+def _submit_line(line: bytes, rule: str) -> Callable[[], list[Verdict]]:
     row = parse_json_line(line)
     line_rule, extra = row.get("rule", rule), row.get("extra") or {}
     for key, value in (("response", row.get("response")), ("answer", row.get("answer")), ("rule", line_rule)):
@@ -65,7 +66,7 @@ def _submit_line(line: bytes, rule: str) -> PendingVerdict:
         raise ValueError(f"`rule` is {line_rule[:100]!r}: a Python function or a URL can be named by --rule only")
     if not isinstance(extra, dict):
         raise ValueError(f"`extra` is {type(extra).__name__}; it must be an object")
-    return submit(row["response"], row["answer"], line_rule, extra)
+    return start_grading([Submission(row["response"], row["answer"], extra)], line_rule)
 
 
 def _write_verdicts(
@@ -81,7 +82,7 @@ def _write_verdicts(
         if write_errors:
             continue  # drain the queue, so that the reading side is not blocked and sees the error
         try:
-            row = item if isinstance(item, dict) else _row(item if isinstance(item, Verdict) else item())
+            row = item if isinstance(item, dict) else _row(item()[0])
             out.write(json.dumps(row) + "\n")
             out.flush()
             if row.get("kind") == "crashed":  # of a traceback the last line, which is the error itself

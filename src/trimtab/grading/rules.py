@@ -31,7 +31,6 @@ MAX_ANSWER_CHARS = 10_000  # by `boxed` and `gym:KIND` a longer answer is wrong 
 STRICT_BOX_CHARS = 100  # the end of a response that `strict-box` looks at
 
 BatchRule = PythonRule | HttpRule | FormatRule | LengthRule | LanguageRule  # they grade a list of responses
-PendingVerdict = Verdict | Callable[[], Verdict]
 
 
 def grade(response: str, answer: str, rule: str = "math", extra: Mapping[str, Any] | None = None) -> Verdict:
@@ -51,7 +50,14 @@ def grade_many(pairs: Iterable[tuple[str, Problem]]) -> list[Verdict]:
 def grade_submissions(
     items: Sequence[Submission], rules: str | Sequence[str], options: Mapping[str, Any] | None = None
 ) -> list[Verdict]:
-    """Grade each response by its rule, or all by one; verdicts come in the order of the responses.
+    """Grade each response by its rule, or all by one; verdicts come in the order of the responses."""
+    return start_grading(items, rules, options)()
+
+
+def start_grading(
+    items: Sequence[Submission], rules: str | Sequence[str], options: Mapping[str, Any] | None = None
+) -> Callable[[], list[Verdict]]:
+    """Begin to grade each response by its rule, or all by one; return a function that waits for the verdicts.
 
     Easy ones are decided at once. The rest run in workers side by side, short ones first, and equal ones once.
     """
@@ -69,33 +75,21 @@ def grade_submissions(
             batches.append((loaded, rows))
         else:
             for row in rows:
-                item = _grade_or_defer(items[row], rule)
-                if isinstance(item, Verdict):
-                    verdicts[row] = item
+                decided = _grade_or_defer(items[row], rule)
+                if isinstance(decided, Verdict):
+                    verdicts[row] = decided
                 else:
-                    deferred.append((item, [row], _one_verdict(item)))
+                    deferred.append((decided, [row], _one_verdict(decided)))
     pending = _start_all(deferred)
     for batch_rule, rows in batches:  # meanwhile the workers work
         verdicts |= zip(rows, batch_rule.grade_here([items[row] for row in rows]), strict=True)
-    for call, graded, read in deferred:
-        verdicts |= zip(graded, read(_loaded_result(call, pending[repr(call)])), strict=True)
-    return [verdicts[row] for row in range(len(items))]
 
+    def finish() -> list[Verdict]:
+        for call, graded, read in deferred:
+            verdicts.update(zip(graded, read(_loaded_result(call, pending[repr(call)])), strict=True))
+        return [verdicts[row] for row in range(len(items))]
 
-def submit(response: str, answer: str, rule: str = "math", extra: Mapping[str, Any] | None = None) -> PendingVerdict:
-    """Return the verdict where it is decided at once, or a function that waits for it."""
-    item, loaded = Submission(response, answer, extra or {}), load_rule(rule)
-    if isinstance(loaded, PythonRule) and not loaded.call.in_process:
-        ((call, _, read),) = loaded.worker_calls([item], [0])
-    elif loaded is not None:
-        return loaded.grade_here([item])[0]
-    else:
-        decided = _grade_or_defer(item, rule)
-        if isinstance(decided, Verdict):
-            return decided
-        call, read = decided, _one_verdict(decided)
-    future = _submit(call)
-    return lambda: read(_loaded_result(call, future))[0]
+    return finish
 
 
 def check_rule(rule: str) -> None:
@@ -136,12 +130,8 @@ def _start_all(deferred: Sequence[DeferredCall]) -> dict[str, Future[WorkerResul
     pending: dict[str, Future[WorkerResult]] = {}  # by repr: a call's arguments may hold dicts, which do not hash
     for call in sorted((call for call, _, _ in deferred), key=lambda call: len(repr(call.arguments))):
         if repr(call) not in pending:
-            pending[repr(call)] = _submit(call)
+            pending[repr(call)] = pool.submit_call(call.function, call.arguments, call.limits, call.keywords)
     return pending
-
-
-def _submit(call: WorkerCall) -> Future[WorkerResult]:
-    return pool.submit_call(call.function, call.arguments, call.limits, call.keywords)
 
 
 def _loaded_result(call: WorkerCall, future: Future[WorkerResult]) -> WorkerResult:

@@ -231,11 +231,10 @@ def _name_points(members: list[ParsedAnswer]) -> list[ParsedAnswer]:
 
 def _group_points(members: list[ParsedAnswer]) -> list[ParsedAnswer]:
     """Make `p = 5, q = 2, p = 7, q = 2` two lists, one for each time that all of the variables are given."""
-    names = [member.name for member in members if member.kind == "equation"]
+    names = [member.name if member.kind == "equation" else "" for member in members]
     size = len(set(names))
-    chunks = [members[start : start + size] for start in range(0, len(members), size)] if size > 1 else []
-    whole = all({member.name for member in chunk} == set(names) for chunk in chunks) and "" not in names
-    if len(chunks) < 2 or len(names) < len(members) or len(names) % size or not whole:
+    chunks = [members[start : start + size] for start in range(0, len(members), size)]
+    if not 1 < size < len(members) or "" in names or any({m.name for m in chunk} != set(names) for chunk in chunks):
         return members
     return [ParsedAnswer("list", ", ".join(member.text for member in chunk), tuple(chunk)) for chunk in chunks]
 

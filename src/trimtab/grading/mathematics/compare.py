@@ -107,7 +107,10 @@ def _equal_lists(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallbac
             return False
         if not _labelled(extracted):
             return _equal_ordered(truth, extracted, fallback)
-    elif _labelled(extracted) and len({name.partition("_")[0] for name in _names(extracted)}) > 1:
+    elif (
+        _labelled(extracted)
+        and len({member.name.partition("_")[0] for member in extracted.members if member.kind == "equation"} - {""}) > 1
+    ):
         return _named_in_order(extracted) and _equal_ordered(truth, extracted, fallback)
     elif {member.kind for member in truth.members} == {"tuple"} and len(extracted.members) > len(truth.members):
         distinct = len({member.text for member in truth.members}) == len(truth.members)
@@ -121,15 +124,15 @@ def _labelled(answer: ParsedAnswer) -> bool:
     return len(labels) > 1 and not labels & {"", None}
 
 
-def _names(answer: ParsedAnswer) -> list[str]:
-    """Return the variables of the equations in a list."""
-    return [member.name for member in answer.members if member.kind == "equation" and member.name]
+def _has_variables(answer: ParsedAnswer) -> bool:
+    """Return whether a list has equations of several variables, apart from their subscripts."""
+    return len({member.name.partition("_")[0] for member in answer.members if member.kind == "equation"}) > 1
 
 
 def _named_in_order(answer: ParsedAnswer) -> bool:
     """Return whether a list gives different variables in the order of the alphabet."""
-    names = _names(answer)
-    return len(names) == len(answer.members) and names == sorted(set(names))
+    names = [member.name if member.kind == "equation" else "" for member in answer.members]
+    return all(names) and names == sorted(set(names))
 
 
 def _equal_sets(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
@@ -167,20 +170,13 @@ def _equal_equations(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fal
         left, right = (NormalFormBuilder().normalize(Node("sum", (x, negate(y)))) for x, y in ((a, b), (c, d)))
     except (NormalizeError, ParseError):
         return fallback(truth, extracted)
-    if _proportional(left, right):  # both sides brought to the left; the sign and a common factor are free
-        return True
-    return left.keys() == right.keys() and not _has_simple_atoms(left) and fallback(truth, extracted)
-
-
-def _proportional(left: NormalForm, right: NormalForm) -> bool:
-    if left.keys() != right.keys() or not left:
+    if left.keys() != right.keys():
         return False
-    return len({coefficient / right[monomial] for monomial, coefficient in left.items()}) == 1
-
-
-def _has_simple_atoms(form: NormalForm) -> bool:
-    """Return whether all atoms are symbols and primes, so that different normal forms are different functions."""
-    return all(not isinstance(atom, tuple) for monomial in form for atom, _ in monomial)
+    # Both sides are brought to the left; the sign and a common factor are free.
+    if len({coefficient / right[monomial] for monomial, coefficient in left.items()}) == 1:
+        return True
+    # If all atoms are symbols and primes, different normal forms are different functions.
+    return any(isinstance(atom, tuple) for monomial in left for atom, _ in monomial) and fallback(truth, extracted)
 
 
 def _is_polynomial(form: NormalForm) -> bool:

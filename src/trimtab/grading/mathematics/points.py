@@ -13,7 +13,6 @@ import cmath
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -44,37 +43,25 @@ _PERIODIC = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 _RECIPROCALS = MappingProxyType({"cot": "tan", "sec": "cos", "csc": "sin"})
 
 
-@dataclass
-class Domains:
-    """The variables of an expression that count (1, 2, 3, ...), and those that are positive.
+def _read_domains(node: Node, counting: set[str], positive: set[str]) -> None:
+    """Collect the variables of an expression that count (1, 2, 3, ...), and those that are positive.
 
     `n` counts in `n!`, `\\binom{n}{k}`, `(-1)^n` and `\\lfloor n/2\\rfloor`, and `x` is positive in `\\sqrt{x}`.
     """
-
-    counting: set[str] = field(default_factory=set)
-    positive: set[str] = field(default_factory=set)
-
-    def read(self, node: Node) -> None:
-        """Add what an expression says about its variables."""
-        if node.kind == "function":
-            if node.name in COUNTED_BY:
-                self.counting |= symbols(node) - CONSTANTS
-            elif node.name in ROUNDED_BY:
-                self.counting |= {name for name in symbols(node) if name[0] in _WHOLE_LETTERS and name not in CONSTANTS}
-        elif node.kind == "power":
-            self._read_power(*node.children)
-        for child in node.children:
-            if child.children:
-                self.read(child)
-
-    def _read_power(self, base: Node, exponent: Node) -> None:
-        value = literal_value(exponent)
-        if value is None:
-            turning = literal_value(base)
-            if (turning is not None and turning < 0) or base.name == "i":
-                self.counting |= symbols(exponent) - CONSTANTS
-        elif value.denominator % 2 == 0:
-            self.positive.update(_odd_factors(base))
+    if node.name in COUNTED_BY:
+        counting |= symbols(node) - CONSTANTS
+    elif node.name in ROUNDED_BY:
+        counting |= {name for name in symbols(node) - CONSTANTS if name[0] in _WHOLE_LETTERS}
+    elif node.kind == "power":
+        base, exponent = node.children
+        turning, value = literal_value(base), literal_value(exponent)
+        if value is not None and value.denominator % 2 == 0:
+            positive.update(_odd_factors(base))
+        elif value is None and (base.name == "i" or (turning is not None and turning < 0)):
+            counting |= symbols(exponent) - CONSTANTS
+    for child in node.children:
+        if child.children:
+            _read_domains(child, counting, positive)
 
 
 def _odd_factors(node: Node) -> Iterator[str]:
@@ -101,9 +88,10 @@ class Points:
 
     def __init__(self, truth: Node, extracted: Node, written: str) -> None:
         self.key = hashlib.blake2b(written.encode("utf-8", "surrogatepass"), digest_size=32).digest()
-        self.domains = Domains()
-        self.domains.read(truth)
-        self.restricted = bool(self.domains.counting)
+        self.counting: set[str] = set()
+        self.positive: set[str] = set()
+        _read_domains(truth, self.counting, self.positive)
+        self.restricted = bool(self.counting)
         self.stepped = self.restricted or is_stepped(truth) or is_stepped(extracted)
         self.period = math.lcm(2, *_literals(truth), *_literals(extracted)) if self.stepped else 1
         self.period = self.period if self.period <= _LARGEST_PERIOD else 2
@@ -120,7 +108,7 @@ class Points:
         """Return the values of names at a point without a pattern; those that count are whole there too."""
 
         def value(name: str) -> Any:
-            if name in self.domains.counting:
+            if name in self.counting:
                 return backend.whole(self._whole(name, number))
             drawn = self._draw(name)
             word = int.from_bytes(drawn[8 * number : 8 * number + 8], "little")
@@ -129,7 +117,7 @@ class Points:
             size = backend.irrational(size, word & 0xFFFF_FFFF)
             sign = _SIGNS[number]
             minus = sign == "-" or (sign == "?" and word & 1)
-            return -size if minus and name not in self.domains.positive else size
+            return -size if minus and name not in self.positive else size
 
         return value
 
@@ -146,7 +134,7 @@ class Points:
         if number in LARGE:
             exponent = 6 if number < 21 else _EXPONENTS[drawn[number] % 4]
             return int(self.period**exponent + number % 3 - 1)
-        signed = name not in self.domains.counting and name not in self.domains.positive
+        signed = name not in self.counting and name not in self.positive
         if number < 12:
             return 1 + drawn[0] % 8 + _STEPS[drawn[1] % 4] * number - 24 * signed
         return 1 + drawn[number] % 9 - 5 * signed

@@ -13,6 +13,9 @@ from itertools import islice, product
 from types import SimpleNamespace
 from typing import Any
 
+import mpmath
+from math_verify import LatexExtractionConfig, parse, verify
+
 from trimtab.grading.mathematics.answer import parse_answer
 from trimtab.grading.mathematics.compare import compare
 from trimtab.grading.mathematics.math_rule import estimate_bits
@@ -28,10 +31,7 @@ LARGEST_REACH = 2_000  # digits of the largest number beyond which expressions a
 
 
 def warm_up() -> None:
-    """Load mpmath and math-verify once, before worker processes are forked from this one."""
-    import math_verify  # noqa: F401
-    import mpmath  # noqa: F401
-
+    """Prepare math-verify once, before worker processes are forked from this one."""
     logging.disable(logging.CRITICAL)
     # ANTLR fills its prediction tables by use; these texts fill most of them, and forked workers share them.
     texts = r"\frac{x}{2}+x^{2}_1", r"\sum_{i=1}^{n} i", r"\int_0^1 x\,dx", "(1, 2]", r"\{1,2\} \cup [3,4)", "y=2x"
@@ -53,12 +53,10 @@ def equal(truth: ParsedAnswer, extracted: ParsedAnswer) -> bool:
 
 def equal_at_points(a: Node, b: Node, written: str) -> bool:
     """Return whether two expressions have the same value at every point, to many digits."""
-    import mpmath
-
     points = Points(a, b, written)
     for digits in (DIGITS, 4 * DIGITS + int(max(estimate_bits(a), estimate_bits(b)) / 2)):
         with mpmath.workdps(digits):
-            backend = _mpmath_backend(mpmath)  # per precision: mpmath's constants are rounded when they are read
+            backend = _mpmath_backend()  # per precision: mpmath's constants are rounded when they are read
             agreed = 0
             for values, whole in _values(points, a, b, backend):
                 same = _agree(a, b, values, backend)
@@ -79,10 +77,8 @@ def _has_idle_part(points: Points, a: Node, b: Node) -> bool:
     """
     if not points.stepped:
         return False
-    import mpmath
-
     with mpmath.workdps(DIGITS):
-        backend = _mpmath_backend(mpmath)
+        backend = _mpmath_backend()
         compared = [values for values, _ in _values(points, a, b, backend) if _agree(a, b, values, backend)]
         return any(all(_agree(a, rest, values, backend) for values in compared) for rest in _without_a_part(b))
 
@@ -117,9 +113,9 @@ def _at_jumps(points: Points, a: Node, b: Node, backend: Any) -> Iterator[Callab
     searches = product((0, 1), (0, 1), [*_rounded(a), *_rounded(b)])
     for number, step, argument in islice(searches, MOST_JUMPS):
         start = points.generic(number, backend)
-        for name in sorted(symbols(argument) - CONSTANTS - points.domains.counting):
+        for name in sorted(symbols(argument) - CONSTANTS - points.counting):
             x = _where_whole(argument, name, start, step, backend)
-            if x is not None and (x > 0 or name not in points.domains.positive):
+            if x is not None and (x > 0 or name not in points.positive):
                 yield _with(name, x, start)
 
 
@@ -138,32 +134,24 @@ def _rounded(node: Node) -> Iterator[Node]:
 
 def _where_whole(argument: Node, name: str, start: Callable[[str], Any], step: int, backend: Any) -> Any:
     """Return the value of a variable near its start that makes an argument whole; None if the secants find none."""
-    import mpmath
 
-    def beyond(x: Any, target: Any) -> Any:
-        value = mpmath.mpmathify(evaluate(argument, _with(name, x, start), backend))
-        if value.imag or not mpmath.isfinite(value):
+    def value(x: Any) -> Any:
+        found = mpmath.mpmathify(evaluate(argument, _with(name, x, start), backend))
+        if found.imag or not mpmath.isfinite(found):
             raise ValueError("not a real number")
-        return value.real - target
+        return found.real
 
     try:
-        last, x = start(name), start(name) * 9 / 8
-        target = mpmath.nint(beyond(last, 0)) + step
-        before = beyond(last, target)
-        for _ in range(SECANTS):
-            now = beyond(x, target)
-            if abs(now) <= max(1, abs(target)) * mpmath.mpf(10) ** (5 - mpmath.mp.dps):
-                return x
-            x, last, before = x - now * (x - last) / (now - before), x, now
+        target = mpmath.nint(value(start(name))) + step
+        tolerance = max(1, abs(target)) * mpmath.mpf(10) ** (5 - mpmath.mp.dps)
+        ends = start(name), start(name) * 9 / 8
+        return mpmath.findroot(lambda x: value(x) - target, ends, "secant", tolerance**2, maxsteps=SECANTS)
     except (ArithmeticError, ValueError, NormalizeError):
-        pass
-    return None
+        return None
 
 
 def _agree(a: Node, b: Node, values: Callable[[str], Any], backend: Any) -> bool | None:
     """Return whether two expressions agree at a point; None if one has no value there."""
-    import mpmath
-
     try:
         x, y = evaluate(a, values, backend), evaluate(b, values, backend)
     except (ArithmeticError, ValueError, NormalizeError):  # a pole, or a function that is not known
@@ -178,14 +166,12 @@ def _agree_beyond_their_numbers(points: Points, a: Node, b: Node) -> bool:
 
     `|x + 10^9| - 10^9` is x up to there.
     """
-    import mpmath
-
-    backend = _mpmath_backend(mpmath)
+    backend = _mpmath_backend()
     reach = max(_largest_number(a, backend), _largest_number(b, backend))
     if not 1000 < reach < mpmath.mpf(10) ** LARGEST_REACH:
         return True
     with mpmath.workdps(DIGITS + 2 * int(mpmath.log10(reach))):
-        backend = _mpmath_backend(mpmath)
+        backend = _mpmath_backend()
         for number in (1, 2, 4, 5):
 
             def values(name: str, number: int = number) -> Any:
@@ -209,7 +195,6 @@ def _largest_number(node: Node, backend: Any) -> Any:
 
 def math_verify_equal(truth: str, extracted: str) -> bool:
     """Return whether math-verify takes two LaTeX texts for equal."""
-    from math_verify import LatexExtractionConfig, parse, verify
 
     def parsed(text: str) -> Any:
         # Its time limits use SIGALRM and are off: the worker's own limits hold.
@@ -226,7 +211,7 @@ def math_verify_equal(truth: str, extracted: str) -> bool:
         return False
 
 
-def _mpmath_backend(mpmath: Any) -> SimpleNamespace:
+def _mpmath_backend() -> SimpleNamespace:
     """Return mpmath's numbers and functions by the names that `evaluate` uses."""
 
     def whole_part(rounded: Callable[[Any], Any]) -> Callable[[Any], Any]:

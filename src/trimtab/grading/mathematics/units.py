@@ -38,10 +38,8 @@ MEASURES = {
     "resistance": "ohm ohms",
     "data": "bit bits|byte",
 }
-COMPOUND_MEASURES = {
-    "mph": {"mi": 1, "h": -1}, "kph": {"km": 1, "h": -1}, "kmh": {"km": 1, "h": -1}, "kmph": {"km": 1, "h": -1},
-    "mpg": {"mi": 1, "gallon": -1}, "kWh": {"kW": 1, "h": 1},
-}  # fmt: skip
+_COMPOUNDS = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "kmph": "km/h", "mpg": "mi/gallon", "kWh": "kW*h"}
+_COMPOUND = re.compile(rf"\b(?:{'|'.join(_COMPOUNDS)})\b")
 SQUARED = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 SQUARED_AFTER = {"squared": 2, "cubed": 3}
 # A word that names two units fits either.
@@ -141,6 +139,7 @@ def parse_unit(text: str) -> str | None:
     text = re.sub(r"[~\\]+", " ", text).strip().removesuffix(",")
     text = re.sub(r"\b(?:un)?ordered (pair|triple)s?\b", r"ordered\1", text)
     text = re.sub(r"\bdegrees? (?=celsius|fahrenheit)", "", text, flags=re.IGNORECASE)
+    text = _COMPOUND.sub(lambda match: _COMPOUNDS[match[0]], text)
     parts: list[tuple[str, int]] = []
     position = 0
     while position < len(text) <= MAX_UNIT_CHARS and (match := _PART.match(text, position)):
@@ -178,12 +177,12 @@ def _parse_measure(parts: list[tuple[str, int]]) -> str | None:
         elif name in SQUARED_AFTER and factors:
             factors[next(reversed(factors))] *= SQUARED_AFTER[name]
         else:
-            thing = _thing(word) if sign < 0 or ("per", 1) in parts else None  # `dollars per apple`
-            units = _measure(word) or ({"#" + thing: 1} if thing else None)
-            if units is None or (prefix > 1 and any(_DIMENSIONS.get(unit) != "length" for unit in units)):
+            unit = _measure(word)
+            if unit is None and ("per", 1) in parts and (thing := _thing(word)):  # `dollars per apple`
+                unit = "#" + thing
+            if unit is None or (prefix > 1 and _DIMENSIONS.get(unit) != "length"):
                 return None
-            for unit, exponent in units.items():
-                factors[unit] = factors.get(unit, 0) + sign * exponent * prefix * power
+            factors[unit] = factors.get(unit, 0) + sign * prefix * power
             prefix = 1
     above, below = ({_DIMENSIONS.get(unit, unit) for unit, n in factors.items() if n * side > 0} for side in (1, -1))
     if not factors or prefix > 1 or 0 in factors.values() or above & below:  # cents per dollar are hundredths
@@ -197,23 +196,18 @@ def _parse_counted(parts: list[tuple[str, int]]) -> str | None:
     if "of" in words[1:]:  # `pieces of candy` are pieces
         place = words.index("of")
         return _parse_counted(parts[:place]) if _parse_counted(parts[place + 1 :]) else None
-    things = [_thing(word) for word in words]
-    known = all(thing or word in DESCRIPTIONS for thing, word in zip(things, words, strict=True))
-    if not known or len(words) < len(parts) or not things or things[-1] is None:
+    named = [_thing(word) or (word if word in DESCRIPTIONS else "") for word in words]
+    if not all(named) or len(words) < len(parts) or not words or _thing(words[-1]) is None:
         return None
-    return "#" + " ".join(thing or word for thing, word in zip(things, words, strict=True))
+    return "#" + " ".join(named)
 
 
-def _measure(word: str) -> dict[str, int] | None:
-    """Return the measure that a word spells, as powers of canonical ones; symbols are known by their case."""
-    if word in COMPOUND_MEASURES:
-        return COMPOUND_MEASURES[word]
+def _measure(word: str) -> str | None:
+    """Return the canonical name of the measure that a word spells, if it does; symbols are known by their case."""
     lower = word.lower()
-    spellings = (
-        word,
-        *((lower, lower.removesuffix("s")) if len(word) > 3 or (len(word) > 2 and word.istitle()) else ()),
-    )
-    return next(({_MEASURES[spelling]: 1} for spelling in spellings if spelling in _MEASURES), None)
+    is_name = len(word) > 3 or (len(word) > 2 and word.istitle())
+    spellings = (word, lower, lower.removesuffix("s")) if is_name else (word,)
+    return next((_MEASURES[spelling] for spelling in spellings if spelling in _MEASURES), None)
 
 
 def _thing(word: str) -> str | None:
@@ -314,8 +308,8 @@ def _starts_unit(token: Token) -> bool:
     """Return whether a word can only be one, not a product of variables or a function."""
     if token.kind != "word" or token.text in FUNCTIONS - {"min"} or token.text in CONSTANTS or token.text == "sqrt":
         return token.kind == "text"
-    known = _measure(token.text) or _thing(token.text)
-    return token.text in _SHORT_WORDS or len(token.text) > 3 or (len(token.text) == 3 and known is not None)
+    known = _measure(token.text) or _thing(token.text) or token.text in _COMPOUNDS
+    return token.text in _SHORT_WORDS or len(token.text) > 3 or (len(token.text) == 3 and bool(known))
 
 
 def _join(tokens: Sequence[Token]) -> str:
