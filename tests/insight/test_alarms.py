@@ -21,8 +21,8 @@ from trimtab.insight.alarms import (
     replay_metrics,
     threshold_reasons,
 )
-from trimtab.insight.alarms import history as history_module
-from trimtab.insight.alarms.history import History, slope, spread
+from trimtab.insight.alarms import detector_input as history_module
+from trimtab.insight.alarms.detector_input import History, slope, spread
 from trimtab.insight.alarms.policy_detectors import even_share, forecast
 from trimtab.trainer.config import AlarmsConfig, load
 from trimtab.trainer.train.metrics import METRICS

@@ -28,7 +28,7 @@ from trimtab.insight.alarms import (
     replay_run,
 )
 from trimtab.insight.alarms.detector_input import Finding
-from trimtab.insight.alarms.offline import alarm_lines
+from trimtab.insight.alarms.monitor import alarm_lines
 from trimtab.trainer.train.loop import train
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

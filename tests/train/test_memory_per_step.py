@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.train.short_runs import MessageLog, recipe
-from trimtab.insight.alarms import alarm_monitor, history
+from trimtab.insight.alarms import alarm_monitor, detector_input
 from trimtab.trainer.train.loop import train
 from trimtab.trainer.train.run import Run
 from trimtab.trainer.train.run_folder import RunFolder
@@ -17,7 +17,7 @@ from trimtab.trainer.train.run_folder import RunFolder
 
 def test_a_step_keeps_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The alarms' history is as full after 45 steps as after 78: it is cut from 21 values to 10 every 11 steps.
-    monkeypatch.setattr(history, "EDGE", 5)
+    monkeypatch.setattr(detector_input, "EDGE", 5)
     config = recipe(
         {
             "run.steps": "79",

@@ -4,11 +4,17 @@
 trimtab or of any trainer that logs the same metric names. Which alarms ring depends on the metrics alone.
 """
 
-from trimtab.insight.alarms.detector_input import DetectorInput, Finding
+from trimtab.insight.alarms.detector_input import DetectorInput, Finding, Thresholds, threshold_reasons
 from trimtab.insight.alarms.kinds import ALARM_KINDS, AlarmKind
-from trimtab.insight.alarms.monitor import AlarmMonitor, alarm_monitor
-from trimtab.insight.alarms.offline import alarm_lines, read_metrics, replay_metrics, replay_run, unchecked_alarms
-from trimtab.insight.alarms.thresholds import Thresholds, threshold_reasons
+from trimtab.insight.alarms.monitor import (
+    AlarmMonitor,
+    alarm_lines,
+    alarm_monitor,
+    read_metrics,
+    replay_metrics,
+    replay_run,
+    unchecked_alarms,
+)
 
 __all__ = [
     "ALARM_KINDS", "AlarmKind", "AlarmMonitor", "DetectorInput", "Finding", "Thresholds", "alarm_lines",

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trimtab.collapse import METRICS as COLLAPSE_METRICS
-from trimtab.insight.alarms import control_detector as control
 from trimtab.insight.alarms import policy_detectors as policy
 from trimtab.insight.alarms import response_detectors as response
-from trimtab.insight.alarms import tool_detectors as tools
 from trimtab.insight.alarms.detector_input import Detector
 
 
@@ -49,7 +47,7 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         "the stability study more runs survived with it from 0 % accuracy, and it changed nothing after a warm start",
     ),
     "control": AlarmKind(
-        control.control,
+        policy.control,
         (
             "policy/entropy",
             "trim/target",
@@ -62,7 +60,7 @@ ALARM_KINDS: dict[str, AlarmKind] = {
             "trim/gain",
         ),
         ("control_below", "control_steps", "control_leverage", "control_mixed", "control_r2"),
-        ". ".join(control.CONTROL_ADVICE.values()),
+        ". ".join(policy.CONTROL_ADVICE.values()),
     ),
     "spurious_growth": AlarmKind(
         policy.spurious_growth,
@@ -134,28 +132,28 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         "Check what is rewarded; try objective.name = 'dr_grpo' or 'dapo' (no length bias), or reward.overlong_buffer",
     ),
     "failing_calls": AlarmKind(
-        tools.failing_calls,
+        response.failing_calls,
         ("tools/failed_share",),
         ("failing_level", "failing_growth"),
         "Look at tools/exception, tools/timeout, tools/malformed and the others, and at such calls in the report's "
         "microscope. For malformed calls try a warm start or another tools.format, for timeouts a higher tools.timeout",
     ),
     "void_turns": AlarmKind(
-        tools.void_turns,
+        response.void_turns,
         ("conversation/void_share",),
         ("void_level", "void_growth"),
         "Exclude such conversations from training: reward.void_turns. Check in the report's microscope that calls are "
         "written in the format that tools.format expects",
     ),
     "calls_vanish": AlarmKind(
-        tools.calls_vanish,
+        response.calls_vanish,
         ("conversation/called_share", "reward/accuracy", "eval/accuracy"),
         ("vanish_level", "vanish_min_start"),
         "Check that calls pay off: can the task be solved without them, do they fail, do rollout.max_turns and "
         "rollout.max_new_tokens leave room for an answer after them? Try a longer warm start or a lower update.lr",
     ),
     "tool_wait": AlarmKind(
-        tools.tool_wait,
+        response.tool_wait,
         ("time/tools_wait_share",),
         ("tool_wait_share",),
         "Raise tools.workers if cores are idle, lower tools.timeout, make the tool faster, or sample more "

@@ -1,4 +1,4 @@
-"""Detectors over responses and rewards: signal, truncation, repetition, length, hacking, falls and collapse."""
+"""Detectors over responses, rewards, and conversations with tools."""
 
 from __future__ import annotations
 
@@ -46,18 +46,10 @@ def rule_errors(run: DetectorInput) -> Finding | None:
 
 def truncation(run: DetectorInput) -> Finding | None:
     """Detect many truncated responses that do not become fewer, or many more than at the start."""
-    metric, limits = "response/truncated_share", run.limits
-    shift = run.shift(metric)
-    if shift is None:
-        return None
+    limits = run.limits
     # An untrained model learns to end its responses within some steps.
-    if shift.now > limits.truncated_level and shift.now > shift.start - limits.truncated_growth:
-        message = f"{percent(shift.now)} of the responses are cut off"
-        return Finding(message, run.level(metric, limit=limits.truncated_level))
-    if shift.now - shift.start < limits.truncated_growth or not shift.significant:
-        return None
-    message = f"{percent(shift.now)} of the responses are cut off; at the start {percent(shift.start)}"
-    return Finding(message, shift.evidence)
+    words = "of the responses are cut off"
+    return _high_or_risen(run, "response/truncated_share", words, limits.truncated_level, limits.truncated_growth)
 
 
 def repetition(run: DetectorInput) -> Finding | None:
@@ -177,3 +169,51 @@ def collapse(run: DetectorInput) -> Finding | None:
     if found is None:
         return None
     return Finding(found.words, {"criterion": found.kind, "step": found.step})
+
+
+def failing_calls(run: DetectorInput) -> Finding | None:
+    """Detect that most calls fail and the failures do not become fewer, or that many more fail than at the start."""
+    # A policy that has just been given tools learns within some steps how to call them.
+    words = "of the calls of tools fail"
+    return _high_or_risen(run, "tools/failed_share", words, run.limits.failing_level, run.limits.failing_growth)
+
+
+def void_turns(run: DetectorInput) -> Finding | None:
+    """Detect many conversations with a message without a call or an answer, or many more than at the start."""
+    words = "of the conversations have a message with neither a call nor an answer"
+    return _high_or_risen(run, "conversation/void_share", words, run.limits.void_level, run.limits.void_growth)
+
+
+def _high_or_risen(run: DetectorInput, metric: str, words: str, level: float, growth: float) -> Finding | None:
+    """Detect a share above `level` that does not fall by `growth`, or one that has risen by `growth`."""
+    shift = run.shift(metric)
+    if shift is None:
+        return None
+    if shift.now > level and shift.now > shift.start - growth:
+        return Finding(f"{percent(shift.now)} {words}", run.level(metric, limit=level))
+    if shift.now - shift.start < growth or not shift.significant:
+        return None
+    return Finding(f"{percent(shift.now)} {words}; at the start {percent(shift.start)}", shift.evidence)
+
+
+def calls_vanish(run: DetectorInput) -> Finding | None:
+    """Detect a policy that stops using its tools: far fewer successful calls, without a gain in accuracy."""
+    metric, limits = "conversation/called_share", run.limits
+    shift = run.shift(metric)
+    if shift is None or shift.start < limits.vanish_min_start or not shift.significant:
+        return None
+    # One that has learned to do without them is what some tasks are for.
+    if shift.now > limits.vanish_level * shift.start or run.has_learned():
+        return None
+    message = f"{percent(shift.now)} of the conversations have a successful call; at the start {percent(shift.start)}"
+    return Finding(message, shift.evidence)
+
+
+def tool_wait(run: DetectorInput) -> Finding | None:
+    """Detect that sampling is idle much of the time, because every conversation waits for a tool."""
+    metric, limit = "time/tools_wait_share", run.limits.tool_wait_share
+    now = run.now(metric)
+    if now is None or now <= limit:
+        return None
+    message = f"for {percent(now)} of the sampling time every conversation waits for a tool"
+    return Finding(message, run.level(metric, limit=limit))
