@@ -13,7 +13,7 @@ from helpers.browser.browsing import Tab, expect, tab
 from helpers.insight.report_runs import Made, make_run
 from trimtab.insight.replay import recorded_objective
 from trimtab.insight.report import write_report
-from trimtab.insight.report.token_table import (
+from trimtab.insight.report.tokens import (
     StepTokenTable,
     TokenEffects,
     mini_batches,

@@ -22,7 +22,7 @@ import pytest
 
 from helpers.hostile.disturbed_runs import check_end, disturb_grading, each, prepare, some
 from helpers.hostile.started_commands import Starter, pipe, unread_pipe
-from trimtab.insight.report.write import TITLE_END
+from trimtab.insight.report.page import TITLE_END
 
 AT_ONCE = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}
 ENDS = {**AT_ONCE, "SIGKILL": -9}

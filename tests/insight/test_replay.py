@@ -16,10 +16,16 @@ import torch
 from helpers.record.made_records import made_run, made_step, record
 from trimtab.insight.replay import replay
 from trimtab.insight.replay.batches import recorded_mini_batch
-from trimtab.insight.replay.replay import replay_steps
-from trimtab.insight.replay.stats import GradientMass, ObjectiveStats, TokenOverlap, add_up
+from trimtab.insight.replay.replay import (
+    GradientMass,
+    ObjectiveStats,
+    TokenOverlap,
+    add_up,
+    make_variants,
+    parse_sweep,
+    replay_steps,
+)
 from trimtab.insight.replay.tables import to_json
-from trimtab.insight.replay.variants import make_variants, parse_sweep
 from trimtab.objectives import METHODS, objective, option_names, theory
 from trimtab.record import RecordError, RecordSettings, RecordWarning, StepData, open_run
 from trimtab.record.layout import RECORDS_FOLDER, step_folder

@@ -20,7 +20,7 @@ from trimtab.insight.replay.batches import (
     set_controllers,
     with_advantages_of,
 )
-from trimtab.insight.replay.variants import make_variants
+from trimtab.insight.replay.replay import make_variants
 from trimtab.objectives import segment_ids
 from trimtab.record import Records, open_run
 

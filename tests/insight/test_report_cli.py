@@ -147,7 +147,7 @@ def test_a_report_that_fails_is_a_warning_and_the_run_succeeds(recipe: Path, mon
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(reporting.write, "page_data", fail)
+    monkeypatch.setattr(reporting.page, "page_data", fail)
     result = trimtab("train", recipe, "--out", "run")
     assert result.exit_code == 0
     assert "no report of run could be written" in result.stderr and "no memory" in result.stderr
@@ -163,7 +163,7 @@ def test_the_summary_does_not_name_the_report_of_an_earlier_part_of_the_run(
         raise error
 
     trimtab("train", recipe, "--out", "run")
-    monkeypatch.setattr(reporting.write, "page_data", fail)
+    monkeypatch.setattr(reporting.page, "page_data", fail)
     result = trimtab("train", "--resume", "run", "--set", "run.steps=3")
     assert "3 of 3 steps" in result.stdout and Path("run/report.html").exists()
     assert "report.html" not in result.stdout
@@ -176,7 +176,7 @@ def test_a_report_that_cannot_be_written_leaves_no_half_of_it(run: Path, monkeyp
 
     before = "<title>the one before · trimtab report</title>"
     (run / "report.html").write_text(before)
-    monkeypatch.setattr(reporting.write, "page", pages)
+    monkeypatch.setattr(reporting.page, "page", pages)
     result = trimtab("report", run)
     assert result.exit_code == 2 and "disk full" in result.stderr
     assert (run / "report.html").read_text() == before

@@ -12,7 +12,7 @@ import torch
 from helpers.insight.report_runs import Made, data_of, decode_array, make_run, trim_metrics
 from trimtab.insight.replay import CriticalWeights, recorded_mini_batch, recorded_objective, set_controllers
 from trimtab.insight.report import write_report
-from trimtab.insight.report.token_table import read_checked_step
+from trimtab.insight.report.tokens import read_checked_step
 from trimtab.objectives import Reason, theory
 from trimtab.record import open_run
 

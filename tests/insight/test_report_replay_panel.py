@@ -8,8 +8,8 @@ import pytest
 
 from helpers.insight.report_runs import Made, make_run
 from trimtab.insight.replay import replay
-from trimtab.insight.report import replay_panel
-from trimtab.insight.report.replay_panel import replay_json
+from trimtab.insight.report import page_data
+from trimtab.insight.report.page_data import replay_json
 from trimtab.record import open_run
 
 NAMES = ["grpo", "gspo", "top_entropy"]
@@ -31,7 +31,7 @@ def test_the_tables_are_those_of_a_replay(tmp_path: Path) -> None:
 
 
 def test_of_a_long_run_evenly_spaced_steps_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_panel, "MOST_STEPS", 3)
+    monkeypatch.setattr(page_data, "REPLAYED_STEPS", 3)
     panel = replay_json(open_run(make_run(tmp_path / "run", Made(steps=8))), ["gspo", "stare"], [])
     assert panel is not None
     assert (panel["steps"], panel["recorded_steps"]) == (3, 8)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from helpers.insight.report_runs import Made, data_of, make_run, response_of
 from trimtab.insight.report import page_data, write_report
-from trimtab.insight.report.microscope import affordable_tokens
-from trimtab.insight.report.response_selection import (
+from trimtab.insight.report.microscope import (
     EXCERPT,
     SELECTION_REASONS,
     ResponseCandidate,
     ResponseExcerpt,
+    affordable_tokens,
     select_responses,
 )
 
@@ -100,7 +100,7 @@ def test_a_token_without_end_is_cut(tmp_path: Path) -> None:
 def test_requested_steps_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run", Made(steps=30))
     for name, value in {"MOST_STEPS": 3, "FEWEST_STEPS": 3, "MOST_HIGHLIGHTED": 1}.items():
-        monkeypatch.setattr(f"trimtab.insight.report.step_selection.{name}", value)
+        monkeypatch.setattr(f"trimtab.insight.report.run_files.{name}", value)
     page = write_report([run], steps=[7, 77]).read_text(encoding="utf-8")
     shown = data_of(page)["runs"][0]
     assert sum(entry["step"] == 7 for entry in shown["responses"]) == 4  # all of its responses

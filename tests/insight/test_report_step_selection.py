@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from helpers.insight.report_runs import Made, make_run
-from trimtab.insight.report import step_selection
-from trimtab.insight.report.run_files import read_run
-from trimtab.insight.report.step_selection import select_steps
+from trimtab.insight.report import run_files
+from trimtab.insight.report.run_files import read_run, select_steps
 
 
 def test_a_short_run_is_read_whole(tmp_path: Path) -> None:
@@ -21,7 +20,7 @@ def test_a_long_run_is_sampled_evenly_and_where_metrics_alarms_and_the_reader_po
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"MOST_STEPS": 5, "FEWEST_STEPS": 5, "MOST_HIGHLIGHTED": 2}.items():
-        monkeypatch.setattr(step_selection, name, value)
+        monkeypatch.setattr(run_files, name, value)
     run = make_run(tmp_path / "run", Made(steps=41, alarms=[{"step": 17, "alarm": "x"}]))
     selection = select_steps(read_run(run), requested=[8, 999])
     assert selection.evenly_spaced == [1, 11, 21, 31, 41]
@@ -31,9 +30,9 @@ def test_a_long_run_is_sampled_evenly_and_where_metrics_alarms_and_the_reader_po
 
 
 def test_large_steps_make_a_smaller_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_selection, "MOST_TOKENS", 10 * 33)
-    monkeypatch.setattr(step_selection, "FEWEST_STEPS", 3)
+    monkeypatch.setattr(run_files, "MOST_TOKENS", 10 * 33)
+    monkeypatch.setattr(run_files, "FEWEST_STEPS", 3)
     run = read_run(make_run(tmp_path / "run", Made(steps=30)))
     assert len(select_steps(run).evenly_spaced) == 10
-    monkeypatch.setattr(step_selection, "MOST_TOKENS", 1)
+    monkeypatch.setattr(run_files, "MOST_TOKENS", 1)
     assert len(select_steps(run).evenly_spaced) == 3

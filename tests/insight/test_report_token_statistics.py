@@ -11,11 +11,19 @@ import torch
 
 from helpers.insight.report_runs import Made, decode_array, make_run
 from trimtab.insight.replay import recorded_objective
-from trimtab.insight.report import response_selection
-from trimtab.insight.report.response_selection import TOP_TOKENS, CandidatePool
+from trimtab.insight.report import microscope
+from trimtab.insight.report.microscope import TOP_TOKENS, CandidatePool
 from trimtab.insight.report.run_files import read_run
-from trimtab.insight.report.token_statistics import H_BINS, P_BINS, P_RANGE, QUANTILES, TokenStatistics
-from trimtab.insight.report.token_table import StepTokenTable, read_checked_step, token_table
+from trimtab.insight.report.tokens import (
+    H_BINS,
+    P_BINS,
+    P_RANGE,
+    QUANTILES,
+    StepTokenTable,
+    TokenStatistics,
+    read_checked_step,
+    token_table,
+)
 from trimtab.objectives import theory
 
 
@@ -129,7 +137,7 @@ def test_alarm_steps_first_and_last_steps_and_random_ones_give_candidates_too(po
 
 
 def test_the_pool_keeps_only_the_best_candidates(tables: list[StepTokenTable], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_selection, "POOL_SIZE", 7)
+    monkeypatch.setattr(microscope, "POOL_SIZE", 7)
     pool = CandidatePool()
     for table in tables * 3:
         pool.add(table, sample=True)

@@ -13,7 +13,7 @@ from helpers.insight.report_runs import Made, data_of, decode_array, make_run, r
 from helpers.train.short_runs import trained
 from trimtab.insight.replay import recorded_objective
 from trimtab.insight.report import write_report
-from trimtab.insight.report.token_table import mini_batches, read_checked_step, token_effects, token_table
+from trimtab.insight.report.tokens import mini_batches, read_checked_step, token_effects, token_table
 from trimtab.objectives import objective, theory
 from trimtab.record import Records, open_run
 

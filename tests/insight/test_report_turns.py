@@ -8,8 +8,7 @@ import pytest
 
 from helpers.insight.report_runs import Made, data_of, make_run, response_of
 from trimtab.insight.report import write_report
-from trimtab.insight.report.response_selection import ResponseExcerpt
-from trimtab.insight.report.turns import LONGEST_REPLY, count_turns, turns_json
+from trimtab.insight.report.microscope import LONGEST_REPLY, ResponseExcerpt, count_turns, turns_json
 from trimtab.record import RecordedCall, RecordedObservation
 
 OBSERVED = [RecordedObservation(3, 5, "first"), RecordedObservation(8, 2, "second")]

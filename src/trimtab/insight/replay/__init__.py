@@ -1,6 +1,7 @@
 """Replay: what other objectives would have done to the tokens of a recorded run."""
 
 from trimtab.insight.replay.batches import (
+    CriticalWeights,
     RecordedMiniBatch,
     as_tensor,
     gradient_coefficients,
@@ -12,10 +13,8 @@ from trimtab.insight.replay.batches import (
     torch_threads,
     with_advantages_of,
 )
-from trimtab.insight.replay.critical_weight import CriticalWeights
-from trimtab.insight.replay.replay import replay
+from trimtab.insight.replay.replay import RECORDED, replay
 from trimtab.insight.replay.tables import LEGEND, objective_rows, overlap_row, show_replay
-from trimtab.insight.replay.variants import RECORDED
 
 __all__ = [
     "LEGEND", "RECORDED", "CriticalWeights", "RecordedMiniBatch", "as_tensor", "gradient_coefficients", "load_columns",

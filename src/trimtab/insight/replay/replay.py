@@ -7,9 +7,13 @@ predicted entropy change are exact at that point of the run; how the policy woul
 
 from __future__ import annotations
 
+import json
+import math
 import warnings
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +26,229 @@ from trimtab.insight.replay.batches import (
     gradient_coefficients,
     load_columns,
     recorded_mini_batch,
+    recorded_objective,
     recorded_threads,
     replan,
     set_controllers,
     with_advantages_of,
 )
-from trimtab.insight.replay.stats import (
-    CLIPPED,
-    TOUCHING_REASONS,
-    GradientMass,
-    ObjectiveStats,
-    Overlaps,
-    Replay,
-    Stats,
-    StepReplay,
-    TokenOverlap,
-    add_up,
-)
-from trimtab.insight.replay.variants import RECORDED, ReplayVariant, Sweep, make_variants
-from trimtab.objectives import Reason, TokenBatch, theory
+from trimtab.objectives import Objective, Reason, TokenBatch, objective, option_names, theory
+from trimtab.own_parts import load_part, own_names
 from trimtab.record import RecordedStep, RecordedUpdate, RecordError, Records, RecordWarning, open_run, read_step
 
+RECORDED = "recorded"  # the name of the run's own objective
+CLIPPED = "clipped"
+# Reasons for which a token counts as touched; the others (no signal, corrected, widened, narrowed) hold for most.
+TOUCHING_REASONS = Reason.SILENCED | Reason.BOOSTED | Reason.DAMPED | Reason.MASKED | Reason.DROPPED
+TOUCHING_REASONS |= Reason.PENALIZED | Reason.RESHAPED
 _CLIPPED_BIT = 2 * max(map(int, Reason))  # one above the bits of Reason
 _TOUCHED_BITS = np.int16(int(TOUCHING_REASONS) | _CLIPPED_BIT)
 _REASON_BITS = {str(reason.name).lower(): int(reason) for reason in Reason if reason} | {CLIPPED: _CLIPPED_BIT}
+
+Sweep = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientMass:
+    """A number of tokens, their gradient mass before and after the objective's rules, and the sum of their weights.
+
+    A token's mass is the exact norm of its gradient in the logits: `|A| |1[k] - p|` before (advantage alone), with the
+    objective's own coefficient in place of `A` after. Sums are per token of an update, added over updates.
+    """
+
+    tokens: int = 0
+    before: float = 0.0
+    after: float = 0.0
+    weight: float = 0.0
+
+    def __add__(self, other: GradientMass) -> GradientMass:
+        masses = self.before + other.before, self.after + other.after
+        return GradientMass(self.tokens + other.tokens, *masses, self.weight + other.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveStats:
+    """What an objective does to the tokens of an update, a step or a run.
+
+    `reasons` has an entry for each reason that occurs, and for `clipped`; a token can have several. `touched` are the
+    tokens that are clipped, silenced, boosted, damped, masked, dropped, penalized or reshaped.
+    `entropy_change` is the predicted first-order change of the entropy per unit of step size, added over `updates`.
+    """
+
+    updates: int = 0
+    tokens: int = 0
+    touched: int = 0
+    total: GradientMass = GradientMass()
+    entropy_change: float = 0.0
+    reasons: dict[str, GradientMass] = field(default_factory=dict)
+
+    def __add__(self, other: ObjectiveStats) -> ObjectiveStats:
+        # A reason may occur in one of the two only.
+        names, none = {**self.reasons, **other.reasons}, GradientMass()
+        return ObjectiveStats(
+            self.updates + other.updates,
+            self.tokens + other.tokens,
+            self.touched + other.touched,
+            self.total + other.total,
+            self.entropy_change + other.entropy_change,
+            {name: self.reasons.get(name, none) + other.reasons.get(name, none) for name in names},
+        )
+
+    def share(self, reason: str) -> float:
+        """Return the share of tokens with a reason."""
+        return _ratio(self.reasons.get(reason, GradientMass()).tokens, self.tokens)
+
+    def mass(self, reason: str) -> float:
+        """Return the share of the gradient mass, before the objective's rules, of tokens with a reason."""
+        return _ratio(self.reasons.get(reason, GradientMass()).before, self.total.before)
+
+    def mass_after(self, reason: str) -> float:
+        """Return the same share after the objective's rules."""
+        return _ratio(self.reasons.get(reason, GradientMass()).after, self.total.after)
+
+    def weight(self, reason: str) -> float:
+        """Return the mean weight of the tokens with a reason."""
+        found = self.reasons.get(reason, GradientMass())
+        return _ratio(found.weight, found.tokens)
+
+    @property
+    def entropy_change_per_update(self) -> float:
+        """Return the predicted entropy change, mean over updates."""
+        return _ratio(self.entropy_change, self.updates)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOverlap:
+    """How many tokens two objectives (by index) both touch, either touches, and both touch for the same reasons."""
+
+    first: int
+    second: int
+    both: int = 0
+    either: int = 0
+    agreed: int = 0
+
+    def __add__(self, other: TokenOverlap) -> TokenOverlap:
+        counts = self.both + other.both, self.either + other.either, self.agreed + other.agreed
+        return TokenOverlap(self.first, self.second, *counts)
+
+    @property
+    def jaccard(self) -> float:
+        """Return tokens touched by both over tokens touched by either; NaN if neither touches any."""
+        return _ratio(self.both, self.either)
+
+    @property
+    def agreement(self) -> float:
+        """Return, of the tokens that both touch, the share with the same reasons."""
+        return _ratio(self.agreed, self.both)
+
+
+Stats = tuple[ObjectiveStats, ...]  # of each objective
+Overlaps = tuple[TokenOverlap, ...]  # of each pair
+
+
+@dataclass(frozen=True, slots=True)
+class StepReplay:
+    """A step: the stats of each objective, and the overlap of each pair.
+
+    `exact` if all of the step is recorded; `has_new_logp` if the updates' own log-probabilities are, without which
+    nothing is known to be clipped; `device` is that of the run.
+    """
+
+    step: int
+    tokens: int
+    exact: bool
+    has_new_logp: bool
+    device: str
+    stats: Stats
+    overlaps: Overlaps
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A run under several objectives, step by step and in sum; `notes` name the limits of what was recorded."""
+
+    run: str
+    recorded: str
+    objectives: tuple[str, ...]
+    steps: tuple[StepReplay, ...]
+    stats: Stats
+    overlaps: Overlaps
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Return whether every plan is the one that the objective would have made in the run."""
+        return all(step.exact for step in self.steps)
+
+
+def add_up(rows: Iterable[tuple[Stats, Overlaps]], count: int) -> tuple[Stats, Overlaps]:
+    """Add up the stats of `count` objectives and the overlaps of their pairs over updates or steps."""
+    # From zeros, so that a step without updates has stats too.
+    stats: Stats = (ObjectiveStats(),) * count
+    overlaps: Overlaps = tuple(TokenOverlap(first, second) for second in range(count) for first in range(second))
+    for more_stats, more_overlaps in rows:
+        stats = tuple(a + b for a, b in zip(stats, more_stats, strict=True))
+        overlaps = tuple(a + b for a, b in zip(overlaps, more_overlaps, strict=True))
+    return stats, overlaps
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan
+
+
+@dataclass(frozen=True)
+class ReplayVariant:
+    """An objective to replay and its label; `recorded` is the run's own, with the recorded controller states."""
+
+    label: str
+    objective: Objective
+    recorded: bool = False
+
+
+def make_variants(records: Records, objectives: Sequence[str], sweep: Sweep) -> list[ReplayVariant]:
+    """Build the named objectives, each with every combination of the swept options that it has."""
+    options = records.manifest.objective
+    variants: dict[str, ReplayVariant] = {}  # by label: an objective that is named twice is replayed once
+    used: set[str] = set()
+    for own in own_names(list(objectives)):
+        load_part(own)  # what the user names may be run where the record names it too
+    for name in objectives:
+        method = str(options["name"]) if name == RECORDED else name
+        swept = {key: values for key, values in sweep.items() if key in option_names(method)}
+        used |= set(swept)
+        for values in product(*swept.values()):
+            chosen = dict(zip(swept, values, strict=True))
+            label = " ".join([name, *(f"{key}={value}" for key, value in chosen.items())])
+            if name == RECORDED:
+                # With a swept option it is another objective, whose controllers have no recorded state.
+                built = recorded_objective({**options, **chosen})
+                variants[label] = ReplayVariant(f"{label} ({method})", built, not chosen)
+            else:
+                variants[label] = ReplayVariant(label, objective(name, **chosen))
+    unused = sorted(set(sweep) - used)
+    if unused:
+        raise ValueError(f"--sweep {unused[0]}: none of {', '.join(objectives)} has an option of that name")
+    return list(variants.values())
+
+
+def parse_sweep(settings: Sequence[str]) -> dict[str, list[Any]]:
+    """Parse `tau_p=0.0005,0.002` into numbers, true or false, or text."""
+    sweep: dict[str, list[Any]] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        values = [value.strip() for value in text.split(",")]
+        if not equals or not key.strip().isidentifier() or not all(values):
+            raise ValueError(f"--sweep {setting!r}: write option=value,value, for example tau_p=0.0005,0.002")
+        sweep[key.strip()] = [_parse_value(value) for value in values]
+    return sweep
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    return value if isinstance(value, int | float | bool) else text
 
 
 def replay(

@@ -16,9 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.files import write_atomically
-from trimtab.insight.replay.replay import replay
-from trimtab.insight.replay.stats import CLIPPED, Replay, TokenOverlap
-from trimtab.insight.replay.variants import RECORDED, parse_sweep
+from trimtab.insight.replay.replay import CLIPPED, RECORDED, Replay, TokenOverlap, parse_sweep, replay
 from trimtab.record import RecordWarning, open_run
 from trimtab.text import NOTHING, number, percent, printable
 

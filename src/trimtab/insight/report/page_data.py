@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trimtab.agents import ENDED, OUTCOMES
-from trimtab.insight.replay import CriticalWeights, recorded_objective, torch_threads
+from trimtab.insight.replay import (
+    LEGEND,
+    RECORDED,
+    CriticalWeights,
+    objective_rows,
+    overlap_row,
+    recorded_objective,
+    replay,
+    torch_threads,
+)
 from trimtab.insight.report import summary_text
 from trimtab.insight.report.curves import axes_json, control_json, curves_json, groups_json, points_per_curve
 from trimtab.insight.report.embed import truncated
-from trimtab.insight.report.microscope import MicroscopeData, affordable_tokens, microscope_data
-from trimtab.insight.report.replay_panel import replay_json
-from trimtab.insight.report.response_selection import MOST_RESPONSES, SELECTION_REASONS, CandidatePool, select_responses
-from trimtab.insight.report.run_files import RunFiles, read_run
-from trimtab.insight.report.step_selection import select_steps, unrecorded_steps
-from trimtab.insight.report.token_statistics import H_MAX, TokenStatistics
-from trimtab.insight.report.token_table import read_checked_step, token_table
+from trimtab.insight.report.microscope import (
+    MOST_RESPONSES,
+    SELECTION_REASONS,
+    CandidatePool,
+    MicroscopeData,
+    affordable_tokens,
+    microscope_data,
+    select_responses,
+)
+from trimtab.insight.report.run_files import RunFiles, read_run, select_steps, unrecorded_steps
+from trimtab.insight.report.tokens import H_MAX, TokenStatistics, read_checked_step, token_table
 from trimtab.objectives import REASON_WORDS, EntropyGate, Objective, objective
-from trimtab.record import RecordError
+from trimtab.record import RecordError, Records, RecordWarning
 from trimtab.trainer.train import END_WINDOW, describe_metric
 
 COMPARED_OBJECTIVES = ("grpo", "dapo", "gspo", "stapo", "stare", "sspo")
 MICROSCOPE_BYTES = 8_000_000  # of all runs together
+REPLAYED_STEPS = 60  # at most, evenly spaced; `trimtab replay` goes through all of them
 STARE_BAND = (0.22 / 0.3, 0.42 / 0.3)  # the entropy range that STARE's paper reports, relative to its target
 
 
@@ -189,3 +204,27 @@ def _spurious_region(run: RunFiles, recorded: Objective | None) -> dict[str, flo
         return None
     values = sorted(curve.values.tolist()) if curve is not None and len(curve.values) else [math.nan]
     return {"tau_p": float(tau_p), "tau_h": values[len(values) // 2], "low": values[0], "high": values[-1]}
+
+
+def replay_json(records: Records, names: Sequence[str], notes: list[str]) -> dict[str, Any] | None:
+    """Return the tables of `trimtab replay` as text; None and a note if the records cannot be replayed."""
+    steps = records.steps
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordWarning)  # damaged steps are already among the notes of the page
+        try:
+            result = replay(records.folder.parent, [RECORDED, *names], every=-(-len(steps) // REPLAYED_STEPS))
+        except (RecordError, ValueError, LookupError, TypeError) as error:
+            notes.append(f"no replay: {error}")
+            return None
+    reasons, rows = objective_rows(result)
+    # Pairs with the run's own objective; `trimtab replay` prints all.
+    pairs = [overlap_row(result, overlap) for overlap in result.overlaps if overlap.first == 0]
+    return {
+        "steps": len(result.steps),
+        "recorded_steps": len(steps),
+        "reasons": reasons,
+        "rows": [{"name": label, "cells": cells, "entropy": entropy} for label, *cells, entropy in rows],
+        "pairs": [{"names": names, "jaccard": value, "agreement": share} for *names, value, share in pairs],
+        "legend": LEGEND,
+        "notes": list(result.notes),
+    }
