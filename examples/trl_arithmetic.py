@@ -23,7 +23,7 @@ dataset = Dataset.from_dict({"prompt": [f"{a}+{b}=" for a, b in pairs], "answer"
 args = TrimtabConfig(  # this
     objective="stapo(tau_p=0.2)",  # and this: a vocabulary of 17 has fewer rare tokens than one of 150 thousand
     output_dir="runs/trl-arithmetic",
-    record_to="runs/trl-arithmetic",  # then: trimtab replay runs/trl-arithmetic --objective gspo
+    record="runs/trl-arithmetic",  # then: trimtab replay runs/trl-arithmetic --objective gspo
     per_device_train_batch_size=128,
     num_generations=8,
     max_completion_length=3,

@@ -264,9 +264,9 @@ def test_the_records_of_an_engine_go_into_no_folder_that_is_in_use(place: str, t
     put(tmp_path / place)
     for step in (0, 1):
         with pytest.raises(ValueError, match="choose another folder"):
-            require_unused(tmp_path, step, "record_to")
+            require_unused(tmp_path, step, "record")
     put(tmp_path / "tokens" / "manifest.json")
-    require_unused(tmp_path, 1, "record_to")  # a resumed run continues its own
+    require_unused(tmp_path, 1, "record")  # a resumed run continues its own
 
 
 def test_a_folder_of_the_user_is_not_replaced_by_the_packaged_model(tmp_path: Path) -> None:

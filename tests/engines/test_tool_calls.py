@@ -6,13 +6,13 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
 from trimtab.data import Problem
-from trimtab.engines import tool_calls
-from trimtab.engines.tool_calls import ConversationTools, ToolOptions, shortened
+from trimtab.engines import conversations
+from trimtab.engines.conversations import ConversationTools, shortened
+from trimtab.engines.options import EngineOptions, read_options
 from trimtab.own_parts import OwnPartError, look_beside
 
 MODULE = """
@@ -41,19 +41,19 @@ SAID = [{"role": "assistant", "content": "hang", "tool_calls": [1]}, {"role": "t
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolOptions]:
+def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineOptions]:
     folder = tmp_path_factory.mktemp("fragile")
     (folder / "fragile_env.py").write_text(MODULE)
     look_beside(folder)
-    yield ToolOptions(environment="python:fragile_env:Fragile", timeout=60.0)
-    tool_calls._tool_set.cache_clear()
+    yield EngineOptions(environment="python:fragile_env:Fragile", tool_timeout=60.0)
+    conversations.tool_set.cache_clear()
 
 
-def opened(options: ToolOptions, answer: str = "7") -> ConversationTools:
+def opened(options: EngineOptions, answer: str = "7") -> ConversationTools:
     return ConversationTools(options, Problem(({"role": "user", "content": "?"},), answer, "math", "here"))
 
 
-def test_an_environment_lives_through_its_conversation(options: ToolOptions) -> None:
+def test_an_environment_lives_through_its_conversation(options: EngineOptions) -> None:
     tools = opened(options)
     assert tools.opening() == "begin"
     assert tools.call("hang", {"seconds": 0}) == "awake"
@@ -64,10 +64,10 @@ def test_an_environment_lives_through_its_conversation(options: ToolOptions) -> 
 
 
 def test_a_call_that_hangs_and_a_reward_that_fails_pay_nothing(
-    options: ToolOptions, caplog: pytest.LogCaptureFixture
+    options: EngineOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tool_calls._failed.clear()
-    options = replace(options, timeout=1.0)
+    conversations._failed.clear()
+    options = options.model_copy(update={"tool_timeout": 1.0})
     tools = opened(options)
     with caplog.at_level(logging.ERROR):
         assert "more than 1 s" in tools.call("hang", {"seconds": 900})
@@ -80,18 +80,18 @@ def test_a_call_that_hangs_and_a_reward_that_fails_pay_nothing(
 def test_an_error_that_quotes_the_model_cannot_control_the_terminal(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tool_calls, "_failed", set())
-    tool_calls._log_once("guess", "Traceback\nKeyError: \x1b]0;title\x07\u202e")
+    monkeypatch.setattr(conversations, "_failed", set())
+    conversations._log_once("guess", "Traceback\nKeyError: \x1b]0;title\x07\u202e")
     assert caplog.records[0].getMessage().endswith("on:\nTraceback\nKeyError: \\x1b]0;title\\x07\\u202e")
 
 
-def test_what_is_wrong_with_the_data_or_the_tools_is_raised(options: ToolOptions) -> None:
+def test_what_is_wrong_with_the_data_or_the_tools_is_raised(options: EngineOptions) -> None:
     with pytest.raises(OwnPartError, match="no such problem"):
         opened(options, "none").opening()
     with pytest.raises(ValueError, match="there is no tool 'pyhton': did you mean python"):
-        assert ToolOptions(("pyhton",)).tools
-    with pytest.raises(ValueError, match="timeout=0 must be"):
-        ToolOptions(("python",), timeout=0)
+        assert EngineOptions(tools=("pyhton",)).tool_set
+    with pytest.raises(ValueError, match=r"tool_timeout=0\.0 must be greater than 0"):
+        read_options("trl", {"tools": ("python",), "tool_timeout": 0.0})
 
 
 def test_a_long_reply_is_cut_in_the_middle() -> None:
@@ -101,6 +101,6 @@ def test_a_long_reply_is_cut_in_the_middle() -> None:
 
 
 def test_the_tools_need_no_torch() -> None:
-    code = "import sys, trimtab.engines.tool_calls; assert 'torch' not in sys.modules"
+    code = "import sys, trimtab.engines.conversations; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

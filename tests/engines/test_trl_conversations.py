@@ -59,8 +59,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Noted, Any, Path]:
     trainer = conversation_trainer(
         folder,
         OBJECTIVE,
-        environment_factory=tool_environment("python", timeout=20.0),
-        args_record_to=str(folder / "r"),
+        environment_factory=tool_environment("python", tool_timeout=20.0),
+        args_record=str(folder / "r"),
         args_num_iterations=2,
     )
     trainer.train()
@@ -137,7 +137,7 @@ def test_plan_loss_and_gradient_are_those_of_trimtabs_own_trainer(run: tuple[Not
 def test_an_interpreter_lives_through_a_conversation_and_no_longer(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer()
     tokenizer.tool, tokenizer.arguments = "python_session", {"code": "n = globals().get('n', 0) + 1; print(n)"}
-    factory = tool_environment("python_session", timeout=20.0)
+    factory = tool_environment("python_session", tool_timeout=20.0)
     trainer = conversation_trainer(tmp_path, "sspo", tokenizer, environment_factory=factory, args_max_steps=2)
     trainer.train()
     replies = [[message["content"] for message in messages[1::2]] for messages in trainer.conversations]

@@ -53,7 +53,7 @@ def test_it_trains_and_the_plan_is_the_cores(
 ) -> None:
     if sampler and find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
-    options = {**OPTIONS, **sampler, "use_cpu": False, "bf16": True, "record_to": str(tmp_path / "record")}
+    options = {**OPTIONS, **sampler, "use_cpu": False, "bf16": True, "record": str(tmp_path / "record")}
     start = {name: weight.detach().clone() for name, weight in warm.state_dict().items()}
     trainer = trl_runs.trainer(warm, trl_runs.config(tmp_path / "run", objective=objective, **options))
     trainer.train()

@@ -16,7 +16,8 @@ from transformers import HfArgumentParser
 
 import trimtab as tt
 from helpers.engines import trl_runs
-from trimtab.engines import common, engine_versions
+from trimtab import engines
+from trimtab.engines import common
 from trimtab.engines.common import tool_tokens
 from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer
 from trimtab.engines.trl.options import REPLACED, check_sampler, with_reference
@@ -52,8 +53,8 @@ SET = {
     "vllm_importance_sampling_clip_min": (0.5, "tis"),
     "vllm_importance_sampling_cap": (2.0, "tis"),
     "use_liger_kernel": (True, "use_kernels"),
-    "scale_rewards": ("batch", "advantages='trl'"),
-    "multi_objective_aggregation": ("normalize_then_sum", "advantages='trl'"),
+    "scale_rewards": ("batch", "advantage='trl'"),
+    "multi_objective_aggregation": ("normalize_then_sum", "advantage='trl'"),
 }
 # What else TRL's loss reads of its configuration: options of a `loss_type` or of a bonus that is refused (dr_grpo's
 # `max_completion_length` is the objective's `length`), and how the batch is cut. Whatever is new must be thought about.
@@ -106,10 +107,10 @@ def test_an_option_that_is_changed_afterwards_is_refused_by_the_trainer(tmp_path
 
 
 def test_trls_own_advantages_can_be_used(tmp_path: Path) -> None:
-    args = trl_runs.config(tmp_path, advantages="trl", scale_rewards="batch")
+    args = trl_runs.config(tmp_path, advantage="trl", scale_rewards="batch")
     assert args.scale_rewards == "batch"
-    with pytest.raises(ValueError, match="advantages='mine' must be 'objective' or 'trl'"):
-        trl_runs.config(tmp_path, advantages="mine")
+    with pytest.raises(ValueError, match=r"advantage='mine' must be 'method'.* or 'trl'"):
+        trl_runs.config(tmp_path, advantage="mine")
 
 
 def test_an_objective_is_a_name_or_a_table(tmp_path: Path) -> None:
@@ -182,21 +183,21 @@ def test_a_penalty_makes_trl_keep_a_reference_and_leaves_the_users_configuration
 def test_an_engine_of_another_version_gives_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda _: "9.9")
     with pytest.warns(UserWarning, match=r"tested with trl 1.16.0; this is 9.9") as told:
-        engine_versions.check_version("trl")
+        engines.check_version("trl")
     assert len(told) == 1
-    known = str(engine_versions.missing_engine("trl", ImportError("no GRPOTrainer")))
+    known = str(engines.missing_engine("trl", ImportError("no GRPOTrainer")))
     assert "cannot use trl 9.9: no GRPOTrainer" in known
 
 
 def test_the_error_for_a_missing_engine_says_what_to_install() -> None:
-    told = str(engine_versions.missing_engine("verl" if not _installed("verl") else "no_such_engine", ImportError()))
+    told = str(engines.missing_engine("verl" if not _installed("verl") else "no_such_engine", ImportError()))
     assert "pip install" in told
 
 
 def _installed(name: str) -> bool:
     import importlib.util
 
-    engine_versions.TESTED_VERSIONS.setdefault("no_such_engine", "1.0")
+    engines.TESTED_VERSIONS.setdefault("no_such_engine", "1.0")
     return importlib.util.find_spec(name) is not None
 
 

@@ -36,9 +36,9 @@ def test_the_script_of_the_page_trains_and_its_report_is_written(
     monkeypatch.chdir(tmp_path)
     # Another model and data, and shorter: nothing else differs from the page.
     short = ", ".join(f"{key}={value!r}" for key, value in SHORT_RUN.items())
-    assert '"Qwen/Qwen2-0.5B-Instruct"' in script and 'record_to="runs/stapo"' in script
+    assert '"Qwen/Qwen2-0.5B-Instruct"' in script and 'record="runs/stapo"' in script
     script = script.replace('"Qwen/Qwen2-0.5B-Instruct"', repr(str(model)))
-    script = script.replace('record_to="runs/stapo"', f'record_to="runs/stapo", {short}')
+    script = script.replace('record="runs/stapo"', f'record="runs/stapo", {short}')
     exec(compile(script, "docs/trl.md", "exec"), {})
     assert [json.loads(line)["step"] for line in Path("runs/stapo/metrics.jsonl").read_text().splitlines()] == [1, 2]
     for words in (["report", "runs/stapo"], ["replay", "runs/stapo", "--objective", "gspo"], ["alarms", "runs/stapo"]):

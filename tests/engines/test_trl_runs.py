@@ -96,7 +96,7 @@ def test_each_update_on_a_rollout_has_its_plan_and_the_rollout_is_scored_once(
         steps_per_generation=4,
         num_iterations=2,
         max_steps=8,
-        record_to=str(tmp_path / "record"),
+        record=str(tmp_path / "record"),
     )
     plans: list[int] = []
     planned = trainer.objective.plan
@@ -121,7 +121,7 @@ def test_the_record_of_a_run_can_be_replayed_and_has_its_responses(short: Any, t
     from trimtab.insight.replay import replay
     from trimtab.record import open_run
 
-    trainer = short(objective="stare", record_to=str(tmp_path / "record"), max_steps=3, record_every=2)
+    trainer = short(objective="stare", record=str(tmp_path / "record"), max_steps=3, record_every=2)
     trainer.train()
     assert replay(tmp_path / "record", ["recorded", "stapo"]).recorded == "stare"
     records = open_run(tmp_path / "record")
@@ -153,7 +153,7 @@ def test_a_recorded_run_has_rewards_by_function_verdicts_and_what_the_optimizer_
 
     folder = tmp_path / "record"
     options = {"max_steps": 4, "gradient_accumulation_steps": 1, "steps_per_generation": 2, "learning_rate": 1e-3}
-    short(record_to=str(folder), trainer={"reward_funcs": [close, brief]}, **options).train()
+    short(record=str(folder), trainer={"reward_funcs": [close, brief]}, **options).train()
     first, second = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     step = open_run(folder).step(1)
     rewards = [json.loads(text) for text in step.responses["rewards"]]
@@ -182,7 +182,7 @@ def test_alarms_look_during_the_run_and_say_which_could_not(
 
     ring = Alarm(2, "clip", "too much is clipped")
     monkeypatch.setattr(AlarmMonitor, "__call__", lambda self, record: [ring] if record["step"] == 2 else [])
-    trainer = short(record_to=str(tmp_path / "record"), max_steps=2)
+    trainer = short(record=str(tmp_path / "record"), max_steps=2)
     with pytest.warns(UserWarning, match="alarm: step 2: too much is clipped"):
         trainer.train()
     monkeypatch.undo()
@@ -203,9 +203,9 @@ def test_the_model_card_names_the_objective(short: Any) -> None:
 
 
 def test_a_new_run_does_not_write_over_the_records_of_another(short: Any, tmp_path: Path) -> None:
-    short(record_to=str(tmp_path / "record"), max_steps=1).train()
+    short(record=str(tmp_path / "record"), max_steps=1).train()
     with pytest.raises(ValueError, match="holds the records of another run"):
-        short(record_to=str(tmp_path / "record"), max_steps=1).train()
+        short(record=str(tmp_path / "record"), max_steps=1).train()
 
 
 def test_metrics_that_a_full_disk_refused_are_written_with_the_next_step(
@@ -220,7 +220,7 @@ def test_metrics_that_a_full_disk_refused_are_written_with_the_next_step(
         write(folder, record)
 
     monkeypatch.setattr(RunFolder, "append_metrics", on_a_full_disk)
-    trainer = short(record_to=str(tmp_path / "record"), max_steps=2)
+    trainer = short(record=str(tmp_path / "record"), max_steps=2)
     with pytest.warns(UserWarning, match="metrics of 1 step.* not written yet: .*No space left"):
         trainer.train()
     steps = [json.loads(line)["step"] for line in (tmp_path / "record/metrics.jsonl").read_text().splitlines()]

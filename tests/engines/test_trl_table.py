@@ -92,7 +92,7 @@ def test_the_objective_of_a_line_updates_as_trl_does(line: str, model_folder: st
     theirs, mine = loaded(model_folder), loaded(model_folder)
     start = trl_runs.weights(mine)
     trls_own(tmp_path / "theirs", {**options, "scale_rewards": scaling}, theirs).train()
-    args = trl_runs.config(tmp_path / "mine", **STEPS, objective=name, advantages="trl", scale_rewards=scaling)
+    args = trl_runs.config(tmp_path / "mine", **STEPS, objective=name, advantage="trl", scale_rewards=scaling)
     trainer = trl_runs.trainer(mine, args, rollout_func=known_rollout)
     trainer.train()
     for key, value in trl_runs.weights(theirs).items():

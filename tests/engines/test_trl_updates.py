@@ -113,7 +113,7 @@ def test_two_processes_update_as_one(whole: Any, start: Path, tmp_path: Path) ->
             objective=name,
             per_device_train_batch_size=8,
             gradient_accumulation_steps=2,
-            record_to=str(tmp_path / f"record-{number}"),
+            record=str(tmp_path / f"record-{number}"),
         )
         for number, name in enumerate(OBJECTIVES)
     ]
@@ -121,7 +121,7 @@ def test_two_processes_update_as_one(whole: Any, start: Path, tmp_path: Path) ->
     for name, wanted in zip(OBJECTIVES, orders, strict=True):
         assert_close(wanted["out"], whole[name], start)
         assert losses(wanted["out"]) == losses(whole[name]).expected
-        assert_replays(Path(wanted["options"]["record_to"]), STEPS)
+        assert_replays(Path(wanted["options"]["record"]), STEPS)
 
 
 def assert_replays(folder: Path, steps: int) -> None:
@@ -147,7 +147,7 @@ def assert_replays(folder: Path, steps: int) -> None:
 def test_a_killed_run_resumes_with_its_controllers_as_they_were(start: Path, tmp_path: Path) -> None:
     options = {"objective": OBJECTIVES[1], "save_strategy": "steps", "save_steps": 2}
     undisturbed = run(order(start, tmp_path, "whole", **options))
-    killed = {**order(start, tmp_path, "killed", **options, record_to=str(tmp_path / "record")), "die_at": 3}
+    killed = {**order(start, tmp_path, "killed", **options, record=str(tmp_path / "record")), "die_at": 3}
     assert launch([killed], tmp_path, processes=1) == -signal.SIGKILL
     checkpoint = tmp_path / "killed" / "checkpoint-2"
     saved, same = (

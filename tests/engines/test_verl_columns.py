@@ -15,8 +15,8 @@ from verl.utils import tensordict_utils as tu
 from helpers.engines.verl_batches import TOKENIZER, core_batch, nested, random_batch
 from helpers.engines.verl_runs import CHARACTERS, SPECIAL
 from trimtab.engines.common import segments_by_turn, tool_tokens
+from trimtab.engines.options import EngineOptions
 from trimtab.engines.verl.columns import sampled_tokens
-from trimtab.engines.verl.options import VerlOptions
 from trimtab.engines.verl.planning import fields_read, minibatch_rows, plan_step
 from trimtab.engines.verl.recording import record_step, start_recording
 from trimtab.objectives import Reason
@@ -180,7 +180,9 @@ def test_a_step_is_recorded_with_its_plans(tmp_path: object) -> None:
         [torch.full((len(row),), (0.1, 1.0)[n % 2] / len(row)) for n, row in enumerate(data["responses"].unbind())]
     )
     data["reward_model"] = np.array([{"ground_truth": n} for n in range(8)], dtype=object)
-    recorder = start_recording(VerlOptions({"name": "stapo"}, record=str(tmp_path)), objective, TOKENIZER, 0)
+    recorder = start_recording(
+        EngineOptions(objective={"name": "stapo"}, record=str(tmp_path)), objective, TOKENIZER, 0
+    )
     assert recorder is not None
     record_step(recorder, 1, planned, data, objective, TOKENIZER.eos_token_id)
     recorder.close()
@@ -202,4 +204,7 @@ def test_a_step_is_recorded_with_its_plans(tmp_path: object) -> None:
 
 
 def test_nothing_is_recorded_without_the_option() -> None:
-    assert start_recording(VerlOptions({"name": "stapo"}), build_objective({"name": "stapo"}), TOKENIZER, 0) is None
+    assert (
+        start_recording(EngineOptions(objective={"name": "stapo"}), build_objective({"name": "stapo"}), TOKENIZER, 0)
+        is None
+    )

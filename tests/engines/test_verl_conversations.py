@@ -22,9 +22,11 @@ from helpers.engines.verl_batches import TOKENIZER
 from helpers.engines.verl_calls import FORMAT, EqualsParser, write_tools
 from helpers.engines.verl_configs import changed
 from helpers.engines.verl_runs import run, write_inputs
-from trimtab.engines.turns import AGENT_LOOP, AGENT_LOOP_KEY, ReplyText, last_sampled
+from trimtab.engines import AGENT_LOOP, AGENT_LOOP_KEY
+from trimtab.engines.conversations import ReplyText, last_sampled
+from trimtab.engines.options import EngineOptions
 from trimtab.engines.verl.agent_loop import TrimtabToolAgentLoop
-from trimtab.engines.verl.options import VerlOptions, check_config, read_options, reward_warning
+from trimtab.engines.verl.options import check_config, read_options, reward_warning
 from trimtab.engines.verl.reward import compute_score
 from trimtab.own_parts import look_beside
 from trimtab.record import open_run
@@ -164,8 +166,8 @@ def section(**keys: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"tools": ["python"], "tool_timeout": 0}, "above 0"),
-        ({"tools": ["python"], "tool_characters": 5}, "at least 100"),
+        ({"tools": ["python"], "tool_timeout": 0}, "greater than 0"),
+        ({"tools": ["python"], "tool_characters": 5}, "greater than or equal to 100"),
         ({"tool_timeout": 5}, "trimtab.tool_timeout without tools"),
         ({"tool": ["python"]}, "did you mean tools"),
     ],
@@ -209,7 +211,9 @@ def test_tool_output_earns_nothing() -> None:
 def problems(*overrides: str) -> str:
     objective = build_objective({"name": "grpo"})
     try:
-        check_config(changed(["algorithm.adv_estimator=grpo", *overrides]), VerlOptions({"name": "grpo"}), objective)
+        check_config(
+            changed(["algorithm.adv_estimator=grpo", *overrides]), EngineOptions(objective={"name": "grpo"}), objective
+        )
     except ValueError as error:
         return str(error)
     return ""

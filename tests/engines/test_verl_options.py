@@ -72,11 +72,11 @@ def test_what_is_recorded_is_no_option_of_the_objective() -> None:
         (["+trimtab.objective=stapo", "+trimtab.tau_q=0.1"], "did you mean tau_p"),
         (["+trimtab.objective=stapo", "+trimtab.recrod=x"], "did you mean record"),
         (["+trimtab.objective=stapo", "+trimtab.tau_p=2"], "tau_p=2 must be between 0 and 1"),
-        (["+trimtab.objective=stapo", "+trimtab.advantage=mine"], "must be method"),
-        (["+trimtab.objective=stapo", "+trimtab.record=5"], "record=5 must be a folder"),
-        (["+trimtab.objective=stapo", "+trimtab.record_every=0"], "at least 1"),
-        (["+trimtab.objective=stapo", "+trimtab.record_group_share=1.5"], "at most 1"),
-        (["+trimtab.objective=stapo", "+trimtab.record_max_megabytes=lots"], "a number above 0"),
+        (["+trimtab.objective=stapo", "+trimtab.advantage=mine"], "must be 'method'"),
+        (["+trimtab.objective=stapo", "+trimtab.record=5"], "record=5 must be a valid string: folder"),
+        (["+trimtab.objective=stapo", "+trimtab.record_every=0"], "greater than or equal to 1"),
+        (["+trimtab.objective=stapo", "+trimtab.record_group_share=1.5"], "less than or equal to 1"),
+        (["+trimtab.objective=stapo", "+trimtab.record_max_megabytes=lots"], "must be a valid number"),
     ],
 )
 def test_a_wrong_option_is_refused_with_the_nearest_name(overrides: list[str], words: str) -> None:

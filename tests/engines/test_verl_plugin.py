@@ -28,7 +28,7 @@ def test_our_modules_are_imported_where_verl_imports_its_trainers() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", PROCESS], capture_output=True, text=True, check=True)
     light, trainer, agent_loop = json.loads(done.stdout.splitlines()[-1])
     engines, verl = "trimtab.engines", "trimtab.engines.verl"
-    ours = [engines, f"{engines}.engine_versions", f"{engines}.turns", verl, f"{verl}.plugin"]
+    ours = [engines, verl, f"{verl}.plugin"]
     assert light == ["trimtab", *ours, "trimtab.text"]
     assert (trainer, agent_loop) == ("TrimtabRayTrainer", f"{verl}.agent_loop.TrimtabToolAgentLoop")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -51,18 +51,6 @@ def require_unused(folder: Path, step: int, option: str) -> None:
     if used and not resumed:
         what = "the records" if used[0].name == RECORDS_FOLDER else used[0].name
         raise ValueError(f"{option}={str(folder)!r} holds {what} of another run: choose another folder, or remove it")
-
-
-def objective_table(option: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the option `objective` as the table that builds it: `name`, and the options of the objective."""
-    if isinstance(option, str) and option:
-        return {"name": option}
-    if isinstance(option, Mapping) and isinstance(option.get("name"), str):
-        return dict(option)
-    raise ValueError(
-        f"objective={option!r:.200} names no objective: set a name ('stapo', 'sspo + s2t') or a table with a name and "
-        "its options ({'name': 'stapo', 'tau_p': 0.001}); `trimtab methods` lists them"
-    )
 
 
 def startup_message(objective: Objective) -> str:

@@ -10,8 +10,8 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from trimtab.engines.common import objective_table
-from trimtab.engines.engine_versions import missing_engine
+from trimtab.engines import missing_engine
+from trimtab.engines.options import EngineOptions, objective_table, read_options
 from trimtab.objectives import Objective
 from trimtab.trainer.config import build_objective
 
@@ -21,7 +21,7 @@ except ImportError as error:
     raise missing_engine("trl", error) from error
 
 _CLIP = "set clip_low and clip_high in the objective: 'dapo(clip_low=0.2, clip_high=0.28)'"
-_ADVANTAGES = "the objective computes the advantages; for TRL's own set advantages='trl'"
+_ADVANTAGES = "the objective computes the advantages; for TRL's own set advantage='trl'"
 _CORRECTION = (
     "correct for vLLM's log-probabilities in the objective: '+ tis(cap=2)' for TRL's token_truncate, '+ icepop' for "
     "token_mask, '+ mis' for sequence_mask"
@@ -80,26 +80,35 @@ REWARD_SCALING = {
 }
 
 
+SHARED = ("advantage", "record", "record_every", "record_group_share", "record_max_megabytes")
+
+
+def _shared(name: str) -> Any:
+    """Return the field of an option that is the same in verl."""
+    option = EngineOptions.model_fields[name]
+    return field(default=option.default, metadata={"help": option.description})
+
+
 @dataclass
 class TrimtabConfig(GRPOConfig):
     """TRL's `GRPOConfig` with the options of trimtab.
 
-    `objective` is a name ("stapo", "sspo + s2t") or a table with a name and options. `advantages` is "objective" (those
-    the method is defined with) or "trl" (by `scale_rewards`). With `record_to` steps are recorded in that folder, for
-    `trimtab replay`; `record_every` and `record_max_megabytes` limit how much.
+    `objective` is a name ("stapo", "sspo + s2t") or a table with a name and options. `advantage` is "method" (what the
+    objective is defined with) or "trl" (by `scale_rewards`). With `record` steps are recorded in that folder, for
+    `trimtab replay`; `record_every`, `record_group_share` and `record_max_megabytes` limit how much.
     """
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "objective"]  # noqa: RUF012  (as in TRL)
 
     objective: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "The objective: a name such as 'stapo' or 'sspo + s2t', or a table in JSON."}
+        default=None,
+        metadata={"help": f"The objective: {EngineOptions.model_fields['objective'].description}, in JSON."},
     )
-    advantages: str = field(
-        default="objective", metadata={"help": "Which advantages: 'objective' (those of its method) or 'trl'."}
-    )
-    record_to: str | None = field(default=None, metadata={"help": "Folder to record the tokens of every step in."})
-    record_every: int = field(default=1, metadata={"help": "Record one step in this many."})
-    record_max_megabytes: float = field(default=2000.0, metadata={"help": "Size limit of the records in megabytes."})
+    advantage: str = _shared("advantage")
+    record: str | None = _shared("record")
+    record_every: int = _shared("record_every")
+    record_group_share: float = _shared("record_group_share")
+    record_max_megabytes: float = _shared("record_max_megabytes")
 
     # Options that the objective replaces. None here, where TRL has a default, shows which ones the user has set.
     loss_type: str | None = field(default=None, metadata={"help": "Not used: the objective is the loss."})
@@ -114,12 +123,12 @@ class TrimtabConfig(GRPOConfig):
     vllm_importance_sampling_mode: str | None = field(default=None, metadata={"help": "Not used: attach tis."})
     vllm_importance_sampling_clip_max: float | None = field(default=None, metadata={"help": "Not used: attach tis."})
     use_liger_kernel: bool | None = field(default=None, metadata={"help": "Not used."})
-    scale_rewards: str | None = field(default=None, metadata={"help": "Only used with advantages='trl'."})
-    multi_objective_aggregation: str | None = field(default=None, metadata={"help": "Only used with advantages='trl'."})
+    scale_rewards: str | None = field(default=None, metadata={"help": "Only used with advantage='trl'."})
+    multi_objective_aggregation: str | None = field(default=None, metadata={"help": "Only used with advantage='trl'."})
 
     def __post_init__(self) -> None:
-        if self.advantages not in ("objective", "trl"):
-            raise ValueError(f"advantages={self.advantages!r} must be 'objective' or 'trl'")
+        shared = {key: getattr(self, key) for key in SHARED}
+        read_options("trl", {**shared, "objective": objective_table(self.objective)})
         check_replaced(self, built=False)
         super().__post_init__()
         build_objective(objective_table(self.objective))  # a wrong name or option is an error before the model loads
@@ -136,7 +145,7 @@ def check_replaced(config: TrimtabConfig, *, built: bool) -> None:
     for name, option in {**REPLACED, **REWARD_SCALING}.items():
         value, default = getattr(config, name), option.default
         is_set = value != default if built else value is not None and not (option.off and value == default)
-        if is_set and (name in REPLACED or config.advantages != "trl"):
+        if is_set and (name in REPLACED or config.advantage != "trl"):
             raise ValueError(
                 f"{name}={value!r:.80} has no effect here, because the objective is the loss: {option.instead}"
             )

@@ -183,7 +183,7 @@ class TrlRecording:
 
 def start_recorder(to: Path, step: int, manifest: Manifest, vocabulary: Vocabulary, device: str) -> Recorder:
     """Open the files of a run that continues after `step`; for the main process alone."""
-    common.require_unused(to, step, "record_to")
+    common.require_unused(to, step, "record")
     to.mkdir(parents=True, exist_ok=True)
     RunFolder(to).rewind(step, lambda problem: warnings.warn(problem, stacklevel=2))
     return common.start_recorder("trl", to, step, manifest, vocabulary, device)

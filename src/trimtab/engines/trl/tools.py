@@ -8,7 +8,8 @@ from typing import Any, ClassVar, get_type_hints
 
 from trimtab.agents import BUILT_IN
 from trimtab.data import Problem
-from trimtab.engines.tool_calls import ConversationTools, ToolOptions
+from trimtab.engines.conversations import ConversationTools
+from trimtab.engines.options import EngineOptions, read_options
 from trimtab.own_parts import load_part, module_folders
 
 
@@ -16,7 +17,7 @@ class ToolEnvironment:
     """An environment in TRL's form around trimtab's tools; `tool_environment` adds a method for each tool."""
 
     # TRL shows every public method but `reset` to the model as a tool: there must be no others here.
-    _options: ClassVar[ToolOptions]
+    _options: ClassVar[EngineOptions]
 
     def __init__(self) -> None:
         self._tools: ConversationTools | None = None
@@ -31,22 +32,20 @@ class ToolEnvironment:
         return self._tools.call(tool, arguments)
 
 
-def tool_environment(
-    *use: str, environment: str | None = None, timeout: float = 10.0, max_characters: int = 4000, workers: int = 4
-) -> type[ToolEnvironment]:
-    """Return a class for `environment_factory=` with these tools.
+def tool_environment(*tools: str, **options: Any) -> type[ToolEnvironment]:
+    """Return a class for `environment_factory=` with these tools: `tool_environment("python", tool_timeout=5.0)`.
 
-    `use`: `python`, `python_session`, `calculator`, or functions `python:MODULE:NAME`; `environment`: a class
-    `python:MODULE:NAME`, whose public methods are tools too. They are those of a recipe's `[tools]` and `task`.
+    `tools`: `python`, `python_session`, `calculator`, or functions `python:MODULE:NAME`; `options`: `environment`, a
+    class `python:MODULE:NAME` whose public methods are tools too, `tool_timeout`, `tool_workers` and `tool_characters`.
     """
-    options = ToolOptions(use, environment, timeout, max_characters, workers, tuple(module_folders()))
-    names = options.tools.names  # now: an engine shows the model every error of a tool as its reply, and trains on
-    like = {name.rpartition(":")[2]: BUILT_IN.get(name) or load_part(name) for name in use}
-    if environment is not None:
-        own = load_part(environment)
+    read = read_options("trl", {"tools": tools, "tool_folders": module_folders(), **options})
+    names = read.tool_set.names  # now: an engine shows the model every error of a tool as its reply, and trains on
+    like = {name.rpartition(":")[2]: BUILT_IN.get(name) or load_part(name) for name in tools}
+    if read.environment is not None:
+        own = load_part(read.environment)
         like |= {name: getattr(own, name) for name in names - like.keys()}
     methods = {name: _method(name, function) for name, function in like.items()}
-    return type("ToolEnvironment", (ToolEnvironment,), {"_options": options, **methods})
+    return type("ToolEnvironment", (ToolEnvironment,), {"_options": read, **methods})
 
 
 def _method(tool: str, like: Callable[..., Any]) -> Callable[..., str]:

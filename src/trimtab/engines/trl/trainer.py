@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.engines import common
-from trimtab.engines.engine_versions import check_version, missing_engine
+from trimtab.engines import check_version, common, missing_engine
+from trimtab.engines.conversations import ReplyText
+from trimtab.engines.options import objective_table
 from trimtab.engines.trl import padded
 from trimtab.engines.trl.options import TrimtabConfig, check_replaced, check_sampler, with_reference
 from trimtab.engines.trl.padded import PaddedBatch
 from trimtab.engines.trl.recording import PlannedUpdate, RolloutShape, TrlRecording, start_recorder
-from trimtab.engines.turns import ReplyText
 from trimtab.insight.alarms import AlarmMonitor, DetectorInput
 from trimtab.objectives import METHODS, LossOutput, Plan, TokenBatch, kl_estimate
 from trimtab.record import Manifest, RecordSettings
@@ -54,7 +54,7 @@ class TrimtabTrainer(GRPOTrainer):
                 "with an `objective`"
             )
         check_replaced(args, built=True)
-        self.objective_table = common.objective_table(args.objective)
+        self.objective_table = objective_table(args.objective)
         self.objective = build_objective(self.objective_table)
         self._scored: list[tuple[Tensor, Tensor]] | None = None  # while TRL scores a rollout batch
         super().__init__(model, reward_funcs, with_reference(args, self.objective), *more, **options)
@@ -122,7 +122,7 @@ class TrimtabTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(inputs)
         local = slice(first, first + len(inputs))
         reward = self._total_reward()
-        if self.args.advantages == "objective":
+        if self.args.advantage == "method":
             samples = self.num_generations if self.model.training else self.num_generations_eval
             ours = padded.advantages(self.objective, reward, samples)
             self._log_advantages(ours)
@@ -132,7 +132,7 @@ class TrimtabTrainer(GRPOTrainer):
         batch[padded.REWARDS] = self._rewards[local]
         batch[padded.RESPONSE_INDEX] = torch.arange(local.start, local.stop, device=reward.device)
         # A record whose responses have holes has segments that end there, whatever the objective.
-        recorded_holes = self.args.record_to is not None and batch.get("tool_mask") is not None
+        recorded_holes = self.args.record is not None and batch.get("tool_mask") is not None
         if "segment" in self.objective.needs or recorded_holes:
             batch[padded.SEGMENT] = padded.segments(batch, self._tokenizer)
         if self.model.training:
@@ -271,7 +271,7 @@ class TrimtabTrainer(GRPOTrainer):
 
     def _record(self, batch: TokenBatch, plan: Plan, micro_batches: Sequence[PaddedBatch]) -> None:
         """Pass an update that has been planned to the recording; the first of a rollout batch starts a step."""
-        if self.args.record_to is None:
+        if self.args.record is None:
             return
         if self._recording is None:
             self._recording = self._start_recording()
@@ -292,17 +292,17 @@ class TrimtabTrainer(GRPOTrainer):
         )
         recorder = None
         if self.accelerator.is_main_process:
-            settings = RecordSettings(args.record_every, max_megabytes=args.record_max_megabytes)
+            settings = RecordSettings(args.record_every, args.record_group_share, args.record_max_megabytes)
             manifest = Manifest(self.objective_table, self.objective.advantage, settings)
             size = self.accelerator.unwrap_model(self.model).get_output_embeddings().weight.shape[0]
             vocabulary, device = tokenizer_vocabulary(self._tokenizer, size), self.accelerator.device.type
-            recorder = start_recorder(Path(args.record_to), self._rollouts - 1, manifest, vocabulary, device)
+            recorder = start_recorder(Path(args.record), self._rollouts - 1, manifest, vocabulary, device)
         gather = gather_object if self._comm is not None else list
         return TrlRecording(shape, self.objective, gather, recorder, None if recorder is None else self._alarms())
 
     def _alarms(self) -> AlarmHandler:
         """Return what passes the metrics of a step to the alarms; it has seen those of a run that is resumed."""
-        folder = RunFolder(Path(self.args.record_to))
+        folder = RunFolder(Path(self.args.record))
         monitor = AlarmMonitor(DetectorInput(entropy_target=self.objective.entropy_target))
         alarms = AlarmHandler(monitor, AlarmsConfig(), folder, lambda text: warnings.warn(text, stacklevel=2))
         alarms.replay(folder.records())

@@ -3,7 +3,7 @@
 verl itself is not patched: the adapter uses `register_trainer`, `set_loss_fn` and fields of verl's batches.
 """
 
-from trimtab.engines.engine_versions import check_version, missing_engine
+from trimtab.engines import check_version, missing_engine
 
 try:
     import verl  # noqa: F401  (first: it loads the plug-in)

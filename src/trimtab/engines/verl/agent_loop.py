@@ -19,9 +19,9 @@ from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from trimtab.data import Problem
-from trimtab.engines.tool_calls import ConversationTools
-from trimtab.engines.turns import AGENT_LOOP, LAST_MESSAGE, ReplyText, last_sampled
-from trimtab.engines.verl.options import tool_options
+from trimtab.engines import AGENT_LOOP, LAST_MESSAGE
+from trimtab.engines.conversations import ConversationTools, ReplyText, last_sampled
+from trimtab.engines.verl.options import shared_options
 
 
 @register(AGENT_LOOP)
@@ -32,14 +32,14 @@ class TrimtabToolAgentLoop(ToolAgentLoop):
         super().__init__(*args, **settings)
         self._reply_text = ReplyText(self.tokenizer)
         section = self.config.get("trimtab")
-        self._options = tool_options(OmegaConf.to_container(section, resolve=True) if section else {})
+        self._options = shared_options(OmegaConf.to_container(section, resolve=True) if section else {})
         self._messages: list[dict[str, Any]] = []
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Run a conversation."""
         prompt = list(row["raw_prompt"])
         tools = None
-        if self._options is not None:
+        if self._options.has_tools:
             tools = ConversationTools(self._options, _problem(row))
             self._add_tools(tools)
             opening = await asyncio.to_thread(tools.opening)
@@ -62,7 +62,7 @@ class TrimtabToolAgentLoop(ToolAgentLoop):
         """Add trimtab's tools to those of this conversation."""
         # Their replies have a limit of their own, which says what was left out; verl's default is 256 characters.
         verls: int = self.rollout_config.multi_turn.max_tool_response_length
-        self.max_tool_response_length = max(verls, tools.options.max_characters + 100)
+        self.max_tool_response_length = max(verls, tools.options.tool_characters + 100)
         for schema in tools.tools.schemas(tools.problem):
             name = schema["function"]["name"]
             described = OpenAIFunctionToolSchema.model_validate(schema)

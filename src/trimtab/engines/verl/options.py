@@ -1,30 +1,24 @@
 """trimtab's options in verl's configuration, and checks of verl's own.
 
 `+trimtab.objective=stapo +trimtab.tau_p=0.002` on verl's command line, or a `trimtab` section in its YAML. All keys of
-that section but a few are options of the objective. verl's loss is replaced as a whole, so a setting of it that was
-changed is an error that says what to write instead.
+that section but those of `EngineOptions` are options of the objective. verl's loss is replaced as a whole, so a setting
+of it that was changed is an error that says what to write instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from trimtab.engines.tool_calls import ToolOptions
-from trimtab.engines.turns import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE
+from trimtab.engines import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE
+from trimtab.engines import options as engine_options
+from trimtab.engines.options import EngineOptions
 from trimtab.objectives import Objective
 from trimtab.own_parts import is_own, module_folders
 from trimtab.text import nearest
 from trimtab.trainer.config import build_objective
 
-# Keys for tools: the name in `ToolOptions` of each.
-TOOL_KEYS = {
-    "tools": "use", "environment": "environment", "tool_timeout": "timeout", "tool_characters": "max_characters",
-    "tool_workers": "workers",
-}  # fmt: skip
-TOOL_FOLDERS = "tool_folders"  # set by the trainer: where the driver looks for modules of the user's own
-ADAPTER_KEYS = ("advantage", "record", "record_every", "record_group_share", "record_max_megabytes", *TOOL_KEYS)
+KEYS = tuple(EngineOptions.model_fields)
 
 # verl's losses: our methods for them.
 LOSSES = {
@@ -47,72 +41,40 @@ REPLACED: Mapping[str, tuple[Any, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class VerlOptions:
-    """The `trimtab` section: the objective's table (`name` and options), the advantage, and what to record."""
-
-    objective: dict[str, Any]
-    advantage: str = "method"
-    record: str | None = None
-    record_every: int = 1
-    record_group_share: float = 1.0
-    record_max_megabytes: float = 2000.0
-
-
-def read_options(section: Mapping[str, Any] | None) -> VerlOptions:
+def read_options(section: Mapping[str, Any] | None) -> EngineOptions:
     """Read the `trimtab` section and check it."""
-    given = {str(key): value for key, value in (section or {}).items()}
-    if not given.get("objective"):
+    options = shared_options(section or {})
+    if not options.objective:
         raise ValueError("trimtab: no objective is set: add for example +trimtab.objective=stapo")
-    name = str(given.pop("objective"))
-    adapter = {key: given.pop(key) for key in ADAPTER_KEYS if key in given}
-    tool_options({key: adapter.pop(key) for key in TOOL_KEYS if key in adapter})
-    options = VerlOptions({"name": name, **given}, **adapter)
-    _check_adapter_keys(options)
+    unused = [key for key in section or {} if key in KEYS and key.startswith("tool_")]
+    if unused and not options.has_tools:
+        raise ValueError(f"trimtab.{unused[0]} without tools: add for example +trimtab.tools=[python]")
     try:
         build_objective(options.objective)
     except ValueError as error:
-        raise _explained(error, given) from None
+        raise _explained(error, options.objective) from None
     return options
 
 
-def tool_options(section: Mapping[str, Any]) -> ToolOptions | None:
-    """Return the tools of the `trimtab` section; None if it has none."""
-    given = {name: section[key] for key, name in TOOL_KEYS.items() if key in section}
-    if not given.get("use") and not given.get("environment"):
-        if given:
-            raise ValueError(f"trimtab.{next(iter(section))} without tools: add for example +trimtab.tools=[python]")
-        return None
-    use = given.pop("use", ())
-    names = (use,) if isinstance(use, str) else tuple(map(str, use))
-    return ToolOptions(names, **given, folders=tuple(section.get(TOOL_FOLDERS) or module_folders()))
-
-
-def _check_adapter_keys(options: VerlOptions) -> None:
-    """Check the keys that are not options of the objective."""
-    every, share, megabytes = options.record_every, options.record_group_share, options.record_max_megabytes
-    checks = {
-        "advantage": (options.advantage in ("method", "verl"), "method (what it is defined with) or verl (any)"),
-        "record": (isinstance(options.record, str | None), "a folder"),
-        "record_every": (type(every) is int and every >= 1, "a whole number of steps, at least 1"),
-        "record_group_share": (type(share) in (int, float) and 0 < share <= 1, "above 0 and at most 1"),
-        "record_max_megabytes": (type(megabytes) in (int, float) and megabytes > 0, "a number above 0"),
-    }
-    for key, (valid, wanted) in checks.items():
-        if not valid:
-            raise ValueError(f"trimtab.{key}={getattr(options, key)!r} must be {wanted}")
+def shared_options(section: Mapping[str, Any]) -> EngineOptions:
+    """Return what the `trimtab` section says, without a check of the objective; agent loops need the tools only."""
+    given = {"tool_folders": module_folders(), **{str(key): value for key, value in section.items()}}
+    shared = {key: given.pop(key) for key in KEYS if key in given}
+    if shared.get("objective"):
+        shared["objective"] = {"name": str(shared["objective"]), **given}
+    return engine_options.read_options("verl", shared, "trimtab.")
 
 
 def _explained(error: ValueError, given: Mapping[str, Any]) -> ValueError:
     """Return the error, or a better one for a misspelt key of this section itself (recrod, advantge)."""
     for key in given:
-        suggestion = f"unknown option of trimtab {key!r}: {nearest(key, ADAPTER_KEYS)}"
+        suggestion = f"unknown option of trimtab {key!r}: {nearest(key, KEYS)}"
         if repr(key) in str(error) and "did you mean" not in str(error) and "did you mean" in suggestion:
             return ValueError(suggestion)
     return ValueError(f"trimtab: {error}")
 
 
-def check_config(config: Any, options: VerlOptions, objective: Objective) -> None:
+def check_config(config: Any, options: EngineOptions, objective: Objective) -> None:
     """Check verl's configuration; one error lists all problems."""
     checks = {
         **_loss_problems(config.actor_rollout_ref.actor),
@@ -224,7 +186,7 @@ def _field_problems(config: Any, objective: Objective) -> dict[str, bool]:
     }
 
 
-def _advantage_problem(algorithm: Any, options: VerlOptions, objective: Objective) -> dict[str, bool]:
+def _advantage_problem(algorithm: Any, options: EngineOptions, objective: Objective) -> dict[str, bool]:
     if is_own(objective.advantage):
         problem = (
             f"{objective.advantage} is an advantage of your own, and in verl the advantages are verl's: register it "

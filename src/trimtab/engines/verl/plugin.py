@@ -17,8 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from trimtab.engines.engine_versions import missing_engine
-from trimtab.engines.turns import AGENT_LOOP
+from trimtab.engines import AGENT_LOOP, missing_engine
 
 MODE = "trainer.v1.trainer_mode"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.engines.common import observations, require_unused, start_recorder, tool_tokens, verdict_of_score
-from trimtab.engines.verl.options import VerlOptions
+from trimtab.engines.options import EngineOptions
 from trimtab.engines.verl.planning import PlannedStep
 from trimtab.objectives import Objective
 from trimtab.record import Manifest, RecordedResponse, Recorder, RecordSettings, update_record
@@ -20,7 +20,7 @@ from trimtab.trainer.train import observed_entropy, tokenizer_vocabulary
 FIELDS = ("uid", "prompts", "rm_scores", "reward_model", "data_source")  # of verl's data, per response
 
 
-def start_recording(options: VerlOptions, objective: Objective, tokenizer: Any, step: int) -> Recorder | None:
+def start_recording(options: EngineOptions, objective: Objective, tokenizer: Any, step: int) -> Recorder | None:
     """Open the recorder of a run that continues after `step`; None if `record` is not set."""
     if not options.record:
         return None

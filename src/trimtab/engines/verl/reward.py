@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from trimtab.engines.turns import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE
+from trimtab.engines import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE
 from trimtab.grading import grade
 from trimtab.text import printable
 

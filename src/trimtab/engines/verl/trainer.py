@@ -19,10 +19,11 @@ from verl.utils.config import validate_config
 from verl.utils.debug import marked_timer
 
 from trimtab.engines.common import load_state, save_state, startup_message
+from trimtab.engines.options import EngineOptions
 from trimtab.engines.verl import agent_loop, recording  # noqa: F401  (registers the agent loop in every process)
 from trimtab.engines.verl.columns import SENT_COLUMNS
 from trimtab.engines.verl.loss import PlannedLoss
-from trimtab.engines.verl.options import TOOL_FOLDERS, check_config, read_options, reward_warning, tool_options
+from trimtab.engines.verl.options import check_config, read_options, reward_warning
 from trimtab.engines.verl.planning import METRIC_PREFIX, fields_read, plan_step
 from trimtab.own_parts import module_folders
 from trimtab.trainer.config import build_objective
@@ -37,7 +38,7 @@ class TrimtabRayTrainer(PPOTrainerSync):
         self.options = read_options(section)
         self.objective = build_objective(self.options.objective)
         check_config(config, self.options, self.objective)
-        _start_tools(config, section or {})
+        _start_tools(config, self.options)
         if "ref_logp" in self.objective.needs:
             _load_reference(config)
         super().__init__(config)
@@ -143,15 +144,13 @@ def _rename_loss_metrics(metrics: dict[str, Any]) -> None:
         metrics[name.removeprefix("actor/")] = metrics.pop(name)
 
 
-def _start_tools(config: DictConfig, section: Any) -> None:
+def _start_tools(config: DictConfig, options: EngineOptions) -> None:
     """Try trimtab's tools, if the run has any, and tell the workers where the driver looks for their modules."""
-    tools = tool_options(section)
-    if tools is None:
-        return
-    # Now: an error in a worker would only lose its conversations, one after another.
-    assert tools.tools.names
-    with open_dict(config):
-        config.trimtab[TOOL_FOLDERS] = list(tools.folders)
+    if options.has_tools:
+        # Now: an error in a worker would only lose its conversations, one after another.
+        assert options.tool_set.names
+        with open_dict(config):
+            config.trimtab.tool_folders = list(options.tool_folders)
 
 
 def _load_reference(config: DictConfig) -> None:

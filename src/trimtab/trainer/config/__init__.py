@@ -28,16 +28,18 @@ from trimtab.trainer.config.run_model import (
 from trimtab.trainer.config.sections import (
     DEMO_MODELS,
     AlarmsConfig,
+    RecordConfig,
     RolloutConfig,
+    Section,
     check_own_sampler,
     check_vllm_options,
 )
-from trimtab.trainer.config.task_sections import TASK_TERM, RewardConfig, RewardTerm
+from trimtab.trainer.config.task_sections import TASK_TERM, RewardConfig, RewardTerm, ToolsConfig
 
 __all__ = [
     "BEST", "DEMO_MODELS", "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "TASK_TERM", "AlarmsConfig", "Config",
-    "RewardConfig", "RewardTerm", "RolloutConfig", "RunModel", "base_model", "build_objective", "check_own_sampler",
-    "check_vllm_options", "find_checkpoint", "find_recipe", "find_run_model", "is_hub_model", "json_schema",
-    "list_checkpoints", "load", "load_stored", "model_digest", "own_code", "packaged_recipes", "parse", "parse_stored",
-    "parse_toml", "run_checkpoints",
+    "RecordConfig", "RewardConfig", "RewardTerm", "RolloutConfig", "RunModel", "Section", "ToolsConfig", "base_model",
+    "build_objective", "check_own_sampler", "check_vllm_options", "find_checkpoint", "find_recipe", "find_run_model",
+    "is_hub_model", "json_schema", "list_checkpoints", "load", "load_stored", "model_digest", "own_code",
+    "packaged_recipes", "parse", "parse_stored", "parse_toml", "run_checkpoints",
 ]  # fmt: skip
