@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from alarm_suite import MEANT, SCENARIOS, TUNING
-from trimtab.collapse import find_collapse
 from trimtab.insight.alarms import ALARM_KINDS, read_metrics, replay_run
+from trimtab.record import find_collapse
 
 
 @dataclass(frozen=True)

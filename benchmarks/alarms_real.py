@@ -19,9 +19,8 @@ from statistics import median
 from typing import Any
 
 from study import unpack
-from trimtab.collapse import HOLD_STEPS, find_collapse, merge_curves
 from trimtab.insight.alarms import ALARM_KINDS, alarm_monitor, replay_metrics
-from trimtab.step_lines import iter_step_lines
+from trimtab.record import HOLD_STEPS, find_collapse, iter_step_lines, merge_curves
 from trimtab.trainer.config import load
 from trimtab.trainer.train import RunFolder
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimtab.collapse import find_collapse, merge_curves
+from trimtab.record import find_collapse, merge_curves
 
 RESULTS = Path(__file__).parent / "results"
 

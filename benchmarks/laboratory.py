@@ -24,10 +24,10 @@ import torch
 
 import spurious
 from result_file import about
-from trimtab.collapse import find_collapse
 from trimtab.experiments.grid import GridRun, ProcessPool, RunOutcome, plan_run
 from trimtab.files import write_atomically
 from trimtab.objectives.entropy_control import prediction_fit, prediction_pairs
+from trimtab.record import find_collapse
 from trimtab.trainer.config import load
 from trimtab.trainer.train.rollouts import sample_and_grade
 from trimtab.trainer.train.trainer import build_trainer

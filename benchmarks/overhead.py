@@ -28,9 +28,8 @@ from trimtab.record import Recorder
 from trimtab.trainer.config import Config, build_objective, load
 from trimtab.trainer.model import pick_device
 from trimtab.trainer.train.loop import train_step
-from trimtab.trainer.train.process import gc_pause, set_threads
 from trimtab.trainer.train.recording import start_recording
-from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer, gc_pause, set_threads
 
 BASE, AGAIN = "grpo", "grpo again"
 RECIPES = {"stapo": "stapo-qwen3-1.7b", "stare": "stare-short-7b", "sspo": "sspo-qwen2.5-math-1.5b"}

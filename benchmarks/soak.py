@@ -24,7 +24,7 @@ import torch
 
 from result_file import about, save
 from trimtab.files import read_json_lines
-from trimtab.step_lines import last_step
+from trimtab.record import last_step
 
 # Steps as small as they can be while everything is at work: 16 responses of at most 4 tokens, graded, scored, recorded.
 SETTINGS = (

@@ -39,8 +39,7 @@ from trimtab.trainer.model.pretrained import smollm2_folder
 from trimtab.trainer.train import loop, rollouts, scoring
 from trimtab.trainer.train.build import build_sampler, build_task
 from trimtab.trainer.train.loop import train_step
-from trimtab.trainer.train.process import gc_pause, set_threads
-from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer, gc_pause, set_threads
 from trl_vllm import VLLM_PEERS, bf16_copy, vllm_options
 
 PHASES = ("sample", "grade", "score", "plan", "forward and backward", "optimizer", "metrics", REST)

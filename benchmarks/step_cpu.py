@@ -33,11 +33,10 @@ from stopwatch import Stopwatch, shares, spread
 from trimtab.data import Response
 from trimtab.grading import grade_many
 from trimtab.trainer.config import Config, load
-from trimtab.trainer.train import process
 from trimtab.trainer.train.loop import scheduled_step
 from trimtab.trainer.train.recording import start_recording
 from trimtab.trainer.train.responses.rewards import reward_of
-from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer, gc_pause, keep_freed_memory, set_threads
 
 SETTINGS = [
     "objective.name=grpo", "update.per_step=1", "update.warmup_steps=0", "update.lr=1e-7", "task.digits=4",
@@ -61,10 +60,10 @@ MARK = "@turn "  # before what a contender says to the parent
 
 def ours(config: Config, turns: int, steps: int) -> dict[str, Any]:
     """Take trimtab's steps in turns; return the digest of the weights, and the phases of further steps."""
-    process.set_threads(config)
-    getattr(process, "keep_freed_memory", lambda: None)()  # an earlier version has none
+    set_threads(config)
+    keep_freed_memory()
     trainer, progress, watch = build_trainer(config), RunProgress(), Stopwatch(torch.device("cpu"), cpu=True)
-    with tempfile.TemporaryDirectory() as folder, process.gc_pause() as freeze_once:
+    with tempfile.TemporaryDirectory() as folder, gc_pause() as freeze_once:
         if config.record.enabled:
             trainer.recorder = start_recording(trainer, Path(folder), 0, warn=print, kept=())
         for _ in range(turns):

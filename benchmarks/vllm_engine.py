@@ -28,8 +28,7 @@ from trimtab.trainer.model import Policy, load_policy
 from trimtab.trainer.sampling.vllm import VllmSampler, import_vllm
 from trimtab.trainer.train.build import build_sampler
 from trimtab.trainer.train.loop import scheduled_step
-from trimtab.trainer.train.process import set_threads
-from trimtab.trainer.train.trainer import RunProgress, build_trainer
+from trimtab.trainer.train.trainer import RunProgress, build_trainer, set_threads
 from turns import in_turns
 
 FULL = ["rollout.max_new_tokens=256", "record.enabled=false", "rollout.vllm_gpu_memory_utilization=0.2"]

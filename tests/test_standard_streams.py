@@ -17,13 +17,13 @@ from typing import IO, Any
 
 import pytest
 
-from trimtab.standard_streams import BROKEN_PIPE
+from trimtab.process import BROKEN_PIPE
 
 HANG = 120.0  # seconds after which a process is taken for hung
 full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 
 
-OPEN = "import os, sys; from trimtab import standard_streams as s; s.open_standard_streams(); "
+OPEN = "import os, sys; from trimtab import process as s; s.open_standard_streams(); "
 
 
 @pytest.fixture

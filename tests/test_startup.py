@@ -16,7 +16,7 @@ from trimtab.cli import app
 # Not pydantic: typer itself imports it where it is installed.
 HEAVY = ["httpx", "math_verify", "numpy", "openai", "pyarrow", "sympy", "tokenizers", "torch", "transformers"]
 LIGHT = ["trimtab", "trimtab.cli", "trimtab.experiments", "trimtab.experiments.evaluate",
-         "trimtab.standard_streams", "trimtab.stop_signals"]  # fmt: skip
+         "trimtab.process"]  # fmt: skip
 MAIN = """
 import atexit, json, sys
 atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))

@@ -24,9 +24,8 @@ import tool_pages
 from command_docs import commands_page
 from method_docs import methods_reference
 from recipe_docs import recipes_page
-from trimtab.collapse import DEFINITION
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
-from trimtab.record import TABLES
+from trimtab.record import COLLAPSE_DEFINITION, TABLES
 from trimtab.trainer.train import METRICS
 
 ROOT = Path(__file__).parent.parent
@@ -213,7 +212,7 @@ def alarms_page() -> str:
         "alarms": alarm_list,
         "measured": alarms_measured,
         "real": alarms_on_real_runs,
-        "collapse": lambda: DEFINITION,
+        "collapse": lambda: COLLAPSE_DEFINITION,
         "thresholds": alarm_thresholds,
     }
     return filled("docs/alarms.md", made)

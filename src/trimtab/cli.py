@@ -17,8 +17,16 @@ from typer.core import TyperGroup
 
 from trimtab import __version__
 from trimtab.experiments.evaluate import EvalOptions
-from trimtab.standard_streams import BROKEN_PIPE, make_optional, open_standard_streams, output_is_broken
-from trimtab.stop_signals import exit_code, interrupt_on_stop_signals, interrupted_by, stop_at_input_end
+from trimtab.process import (
+    BROKEN_PIPE,
+    exit_code,
+    interrupt_on_stop_signals,
+    interrupted_by,
+    make_optional,
+    open_standard_streams,
+    output_is_broken,
+    stop_at_input_end,
+)
 
 LONGEST_ERROR = 2_000  # characters of a line
 

@@ -1,7 +1,7 @@
-"""File operations that every package shares: atomic writes of files and folders, JSON lines, locked folders.
+"""File operations that every package shares: atomic writes, JSON lines, locked folders, the user's cache, checksums.
 
-Whatever is being written has a name that starts with `.writing-` and ends with the number of its process, beside its
-final name. A killed process leaves no more than that behind, and the next one that writes there removes it.
+A file or folder that is being written has a name that starts with `.writing-` and ends with the number of its process,
+beside its final name. A killed process leaves no more than that behind, and the next one that writes there removes it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import glob
+import hashlib
 import json
 import mmap
 import os
 import re
 import shutil
+import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +27,10 @@ from trimtab import failpoints
 WRITING = ".writing-"  # the prefix of unfinished files and folders
 MARKER = ".trimtab"  # in a folder of several runs: says that a command made the folder
 MOST_NAMES = 3  # of files, in an error
+LARGE_FILE = 1 << 24  # bytes from which a checksum is kept: below, it takes less than 20 ms
+MOST_DIGESTS = 1_000
+# A file may change again within the same tick of its time: the checksum of one that was just written is not kept.
+SETTLED_SECONDS = 2.0
 
 
 @contextmanager
@@ -51,7 +58,7 @@ def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str],
         with errors_with_path(path), path.open("wb") as file:
             file.writelines(encoded)
         return
-    # In the same folder, because a rename is atomic only within one file system. Of this process alone, because two may
+    # In the same folder, because a rename is atomic only within one file system. Of this process only, because two may
     # write the same report at the same time.
     remove_unfinished(path.parent, path.name)
     temporary = path.with_name(f"{WRITING}{path.name}-{os.getpid()}")
@@ -68,13 +75,19 @@ def write_atomically(path: Path, data: str | bytes | memoryview | Iterable[str],
 
 
 def require_empty(folder: Path, besides: Iterable[str] = (), option: str = "--out") -> None:
-    """Raise if a folder, where it exists, has anything in it except these names and leftovers of killed processes.
+    """Raise if a folder has anything in it except these names and leftovers of killed processes.
 
     A command calls this before it writes into a folder that it did not make: the names that it writes may be there.
     """
-    if folder.is_dir():
-        found = sorted(path.name for path in folder.iterdir() if _writer(path) is None)
-        _refuse(folder, [name for name in found if name not in besides], option)
+    if not folder.is_dir():
+        return
+    names = sorted({path.name for path in folder.iterdir() if _writer(path) is None} - set(besides))
+    if names:
+        shown = ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if (more := len(names) - MOST_NAMES) > 0 else "")
+        raise ValueError(
+            f"{folder} holds files that trimtab did not write there ({shown}). Nothing was changed: choose another "
+            f"{option}, or move them away"
+        )
 
 
 def mark_folder(folder: Path, command: str, runs: Iterable[str] = ()) -> None:
@@ -82,15 +95,6 @@ def mark_folder(folder: Path, command: str, runs: Iterable[str] = ()) -> None:
     if not (folder / MARKER).exists():
         require_empty(folder, set(runs))
         write_atomically(folder / MARKER, f"made by trimtab {command}\n")
-
-
-def _refuse(folder: Path, names: list[str], option: str) -> None:
-    if names:
-        shown = ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if (more := len(names) - MOST_NAMES) > 0 else "")
-        raise ValueError(
-            f"{folder} holds files that trimtab did not write there ({shown}). Nothing was changed: choose another "
-            f"{option}, or move them away"
-        )
 
 
 @contextmanager
@@ -101,7 +105,7 @@ def new_folder(final: Path, *, durable: bool = False, tidy: bool = True) -> Iter
     `durable` the files survive a power cut as well; with `tidy` what killed processes left beside it is removed, for
     which all names there are read.
     """
-    # The parent is not made here: where somebody has removed a run's folder, no half of it may appear again.
+    # The parent is not made here: if somebody has removed a run's folder, no half of it may appear again.
     if tidy:
         remove_unfinished(final.parent)
     # Several processes may share the parent (the cache of warm starts), so each has its own temporary name.
@@ -238,15 +242,15 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def iter_json_lines(
-    path: Path, *, on_error: Callable[[str], None] | None = None, longest: int = -1
+    path: Path, *, on_error: Callable[[str], None] | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (`FILE, row N`, the JSON object) for every line that is not blank.
 
-    A line that is no JSON object raises ValueError with its place; with `on_error` it is skipped, and `on_error` gets
-    the message. `longest` limits the bytes read at once: a longer line counts as several, none of them JSON.
+    A line that is not a JSON object raises ValueError with its place; with `on_error` it is skipped, and `on_error`
+    gets the message.
     """
-    with path.open("rb") as file:  # as bytes, so that a byte that is not UTF-8 spoils its own line alone
-        for number, line in enumerate(iter(lambda: file.readline(longest), b""), start=1):
+    with path.open("rb") as file:  # as bytes, so that a byte that is not UTF-8 spoils only its own line
+        for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             place = f"{path}, row {number}"
@@ -339,3 +343,72 @@ def _alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     return True
+
+
+def cache_folder() -> Path:
+    """Return $TRIMTAB_CACHE or ~/.cache/trimtab."""
+    return Path(os.environ.get("TRIMTAB_CACHE") or "~/.cache/trimtab").expanduser()
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that only this user can open; one that others could have written to is an error."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()  # not `stat`: a link may lead anywhere
+    if not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{path} is a link, not a folder: remove it")
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to another user: choose another place")
+    if found.st_mode & 0o077:
+        raise PermissionError(f"{path} is open to other users: check what is in it, then chmod 700 {path}")
+    return path
+
+
+def folder_digest(folder: Path) -> str:
+    """Return a hash of the names and contents of a folder's files, without hidden ones and folders inside it."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    return short_digest([[file.name, content_digest(file)] for file in files])
+
+
+def short_digest(value: object) -> str:
+    """Return a short hash of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def content_digest(path: Path) -> str:
+    """Return the SHA-256 of a file; that of a large file is kept until its size, times or inode change."""
+    found = path.stat()
+    if found.st_size < LARGE_FILE:
+        return _sha256(path)
+    # The time of the last change of the inode as well: `cp -p` and `touch` can set the other one.
+    stamp = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
+    name, kept = str(path.resolve()), _kept_digests()
+    known = kept.get(name)
+    if isinstance(known, list) and known[:-1] == stamp and isinstance(known[-1], str):
+        return known[-1]
+    digest = _sha256(path)
+    if time.time() - max(found.st_mtime, found.st_ctime) > SETTLED_SECONDS:
+        _keep_digest(name, [*stamp, digest])
+    return digest
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digests_file() -> Path:
+    return private_folder(cache_folder() / "digests") / "digests.json"
+
+
+def _kept_digests() -> dict[str, object]:
+    try:
+        kept = json.loads(_digests_file().read_bytes())
+    except (OSError, ValueError, RecursionError):  # then it is computed
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _keep_digest(name: str, entry: list[object]) -> None:
+    kept = {**{each: value for each, value in _kept_digests().items() if each != name}, name: entry}
+    with suppress(OSError):
+        write_atomically(_digests_file(), json.dumps(dict(list(kept.items())[-MOST_DIGESTS:])))

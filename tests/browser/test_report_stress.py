@@ -15,10 +15,10 @@ from helpers.browser.contrast import COLORS, contrast
 from helpers.browser.hostile_texts import HOSTILE
 from helpers.stress.made_stress import FELL, made_stress
 from helpers.thorough import THOROUGH
-from trimtab.collapse import DEFINITION
 from trimtab.insight.report import write_report
 from trimtab.insight.report.embed import truncated, visible
 from trimtab.insight.report.stress_page import LONGEST_NAME
+from trimtab.record import COLLAPSE_DEFINITION
 
 AT_ONCE = 12  # hostile texts of one page
 
@@ -75,7 +75,7 @@ def test_pointing_at_one_chart_reads_all_of_them(opened: Tab) -> None:
 def test_the_margins_stand_in_words_and_in_a_table(opened: Tab) -> None:
     assert opened.texts(".sentences li")[0].startswith("grpo holds up to update.lr = 1e-3 (2 of 3 seeds survive")
     assert opened.texts(".margins tbody tr:first-child > *")[:2] == ["grpo", "1e-3 [3e-4, 1e-3]"]
-    assert DEFINITION in opened.texts(".words dd")
+    assert COLLAPSE_DEFINITION in opened.texts(".words dd")
     assert opened.page.locator("#runs tbody tr").count() == 18
     assert opened.texts("nav a") == ["update.lr", "What the words mean", "Runs", "Command"]
 

@@ -25,7 +25,7 @@ from trimtab.experiments.evaluate.metrics import compute_metrics
 from trimtab.experiments.evaluate.report import PUBLISHED
 from trimtab.experiments.evaluate.run import EvalResult
 from trimtab.experiments.evaluate.settings import prepare
-from trimtab.stop_signals import SignalInterrupt
+from trimtab.process import SignalInterrupt
 
 ROOT = Path(__file__).parents[2]
 runner = CliRunner()

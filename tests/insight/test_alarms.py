@@ -10,7 +10,6 @@ from dataclasses import asdict, fields
 import pytest
 
 from helpers.insight.made_metrics import HEALTHY, after, alarms_of, first_rings, made_run
-from trimtab.collapse import HOLD_STEPS, find_collapse
 from trimtab.insight.alarms import (
     ALARM_KINDS,
     AlarmKind,
@@ -24,6 +23,7 @@ from trimtab.insight.alarms import (
 from trimtab.insight.alarms import detector_input as history_module
 from trimtab.insight.alarms.detector_input import History, slope, spread
 from trimtab.insight.alarms.policy_detectors import even_share, forecast
+from trimtab.record import HOLD_STEPS, find_collapse
 from trimtab.trainer.config import AlarmsConfig, load
 from trimtab.trainer.train.metrics import METRICS
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from helpers.insight.made_metrics import Curve, after, alarms_of, first_rings, made_run
-from trimtab.collapse import find_collapse, start_values
+from trimtab.record import find_collapse, start_values
 
 
 def broken(**more: Curve) -> list[dict[str, float]]:

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from helpers.insight.made_metrics import after, made_run
 from helpers.train.short_runs import SETTINGS, short_run
 from trimtab.cli import app
-from trimtab.collapse import find_collapse
 from trimtab.files import read_json_lines
 from trimtab.insight.alarms import (
     ALARM_KINDS,
@@ -29,6 +28,7 @@ from trimtab.insight.alarms import (
 )
 from trimtab.insight.alarms.detector_input import Finding
 from trimtab.insight.alarms.monitor import alarm_lines
+from trimtab.record import find_collapse
 from trimtab.trainer.train.loop import train
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -15,7 +15,7 @@ from trimtab.cli import app
 from trimtab.experiments.grid import ProcessPool
 from trimtab.trainer.model import load_policy
 from trimtab.trainer.train import Run, RunFolder, open_policy, read_inputs, resolved_toml, train
-from trimtab.trainer.train.inputs import input_changes, run_inputs
+from trimtab.trainer.train.build import input_changes, run_inputs
 
 ROWS = [("1+1=", "2"), ("2+3=", "5"), ("4+4=", "8"), ("7-2=", "5")]
 STEPS = {"run.steps": "2", "run.checkpoint_every": "1", "run.eval_every": "0", "record.enabled": "false"}

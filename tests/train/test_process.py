@@ -14,7 +14,7 @@ import torch
 
 from helpers.train.short_runs import trained
 from trimtab.trainer.config import load
-from trimtab.trainer.train.process import SMALL_MODEL, gc_pause, keep_freed_memory, set_threads
+from trimtab.trainer.train.trainer import SMALL_MODEL, gc_pause, keep_freed_memory, set_threads
 
 
 @pytest.fixture(autouse=True)

@@ -12,16 +12,15 @@ from typer.testing import CliRunner
 from helpers.train.short_runs import contents, differences, recipe, trained
 from trimtab.cli import app
 from trimtab.files import write_atomically
-from trimtab.trainer.train import warm_cache
-from trimtab.trainer.train.warm_cache import list_warm_starts, note_use
-from trimtab.trainer.train.warm_start import cache_key
+from trimtab.trainer.train import warm_start
+from trimtab.trainer.train.warm_start import cache_key, list_warm_starts, note_use
 
 QUICK = {"run.steps": "1", "run.eval_every": "0", "record.enabled": "false"}
 
 
 def kept(number: int, size: int = 10) -> Path:
     """Put a warm start into the cache, used the later the higher its number."""
-    entry = warm_cache.open_cache() / f"{number:016x}"
+    entry = warm_start.open_cache() / f"{number:016x}"
     (entry / "step-00000004").mkdir(parents=True)
     write_atomically(entry / "step-00000004" / "model.safetensors", "x" * size)
     os.utime(entry, (number, number))
@@ -80,7 +79,7 @@ def test_weights_of_another_user_are_not_taken(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_full_cache_loses_what_was_not_used_for_longest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_cache, "LARGEST_CACHE", 25)
+    monkeypatch.setattr(warm_start, "LARGEST_CACHE", 25)
     entries = [kept(number) for number in (1, 2, 3)]
     note_use(entries[0])
     assert [each.path for each in list_warm_starts()] == [entries[2], entries[0]]
@@ -89,7 +88,7 @@ def test_a_full_cache_loses_what_was_not_used_for_longest(tmp_path: Path, monkey
 def test_a_warm_start_that_is_larger_than_the_cache_is_kept_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm_cache, "LARGEST_CACHE", 25)
+    monkeypatch.setattr(warm_start, "LARGEST_CACHE", 25)
     kept(1)
     large = kept(2, size=100)
     note_use(large)

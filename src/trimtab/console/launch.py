@@ -16,7 +16,7 @@ from typing import Any
 from trimtab.console.display import LiveReporter
 from trimtab.console.reporters import PlainReporter
 from trimtab.console.summary_text import closing_summary, fit_lines
-from trimtab.stop_signals import STOP_SIGNALS, exit_code
+from trimtab.process import STOP_SIGNALS, exit_code
 from trimtab.text import PrintLine, command, slug
 from trimtab.trainer.config import Config, RunModel, find_checkpoint, find_recipe, find_run_model, load
 from trimtab.trainer.memory import is_out_of_memory, oom_message

@@ -1,6 +1,6 @@
 """Run one command as several processes of this machine, one per GPU, and end all of them if one fails.
 
-Rank 0 prints everything, also why the run ended (`launch.py`). This process speaks only where rank 0 cannot.
+Rank 0 prints everything, also why the run ended (`launch.py`). This process speaks only if rank 0 cannot.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
 import torch
 
-from trimtab.stop_signals import STOP_AT_INPUT_END, STOP_SIGNALS
+from trimtab.process import STOP_AT_INPUT_END, STOP_SIGNALS
 from trimtab.text import PrintLine
 from trimtab.trainer.parallel import LOST, Notices, StoppedProcesses
 
@@ -63,12 +63,14 @@ def supervise(count: int, arguments: Sequence[str], print_error: PrintLine) -> i
         STOP_AT_INPUT_END: "1",  # if this process is killed, rank 0 saves a checkpoint and ends
     }
     ranks = Ranks(Notices(store), print_error)
-    with ranks.signals_to_rank_0():
-        try:
-            ranks.start(count, [sys.executable, "-P", "-m", "trimtab", *arguments], {**os.environ, **world})
-            return ranks.wait()
-        finally:
-            ranks.kill()
+    for number in STOP_SIGNALS:  # to the end of this process, which only says how the ranks have ended
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, ranks.forward_signal)
+    try:
+        ranks.start(count, [sys.executable, "-P", "-m", "trimtab", *arguments], {**os.environ, **world})
+        return ranks.wait()
+    finally:
+        ranks.kill()
 
 
 @dataclass
@@ -84,15 +86,22 @@ class Ranks:
         """Start the processes."""
         for rank in range(count):
             own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            # In sessions of their own: Ctrl-C in a terminal reaches this process alone, which passes it on to rank 0.
+            # In sessions of their own: Ctrl-C in a terminal reaches only this process, which passes it on to rank 0.
             process = subprocess.Popen(command, env=own, stdin=subprocess.PIPE, start_new_session=True)
             self.processes.append(process)
         for number in self.signals:  # that came before there was a process
             self.processes[0].send_signal(number)
 
+    def forward_signal(self, number: int, frame: FrameType | None) -> None:
+        """Pass a stop signal on to rank 0."""
+        self.signals.append(number)
+        if self.processes:
+            self.processes[0].send_signal(number)
+
     def wait(self) -> int:
         """Wait until rank 0 or a process that fails has ended, and then for the others; return the exit code."""
-        limit, stopped = math.inf, StoppedProcesses(POLL_SECONDS, STOPPED_SECONDS)
+        limit = math.inf
+        stopped = StoppedProcesses(POLL_SECONDS, STOPPED_SECONDS)
         while self.processes[0].poll() is None and self._failed() is None:
             if self.signals.count(signal.SIGINT) > 1:
                 limit = min(limit, time.monotonic() + AT_ONCE)
@@ -100,12 +109,17 @@ class Ranks:
                 # It waits in an exchange for a process that computes, where Python handles no signal.
                 self.print_error(f"trimtab: stopped at once{self._advice()}")
                 return 128 + signal.SIGINT
-            self._kill_stopped(stopped)
+            for rank, process in enumerate(self.processes):  # nobody else kills them if all of them are stopped
+                if stopped.look(process.pid):
+                    self.notices.post(f"failed/{rank}", f"{stopped.reason} and was killed")
+                    process.send_signal(signal.SIGKILL)
             time.sleep(POLL_SECONDS)
         failed = self._failed()
         if failed is not None:
-            self._tell(failed)
-        self._wait_all()
+            self._reason(failed)  # so that rank 0 can name it
+        end = time.monotonic() + GRACE
+        while time.monotonic() < end and any(process.poll() is None for process in self.processes):
+            time.sleep(POLL_SECONDS)
         failed = self._failed() if failed is None else failed
         first = self.processes[0].returncode
         if failed is None:  # it is rank 0 that has ended, by itself or by a signal
@@ -113,13 +127,6 @@ class Ranks:
         if first != LOST and (first is None or first < 0):  # rank 0 has not said it
             return self._report(failed)
         return self._code(failed)
-
-    def _kill_stopped(self, stopped: StoppedProcesses) -> None:
-        """Kill the processes that have been stopped for too long: nobody else does if all of them are."""
-        for rank, process in enumerate(self.processes):
-            if stopped.look(process.pid):
-                self.notices.post(f"failed/{rank}", f"{stopped.reason} and was killed")
-                process.send_signal(signal.SIGKILL)
 
     def kill(self) -> None:
         """Kill the processes that still run, with those that they have started."""
@@ -130,34 +137,16 @@ class Ranks:
             if process.stdin is not None:
                 process.stdin.close()
 
-    @contextmanager
-    def signals_to_rank_0(self) -> Iterator[None]:
-        """Pass stop signals on to rank 0 in the block."""
-
-        def forward(number: int, frame: FrameType | None) -> None:
-            self.signals.append(number)
-            if self.processes:
-                self.processes[0].send_signal(number)
-
-        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        for number, previous in before.items():
-            if previous is not signal.SIG_IGN:
-                signal.signal(number, forward)
-        try:
-            yield
-        finally:
-            for number, previous in before.items():
-                signal.signal(number, previous)
-
     def _failed(self) -> int | None:
         """Return a rank other than 0 that has failed by itself, if there is one."""
         codes = [(rank, process.poll()) for rank, process in enumerate(self.processes)]
         return next((rank for rank, code in codes if rank and code not in (None, 0, LOST)), None)
 
-    def _tell(self, rank: int) -> str:
-        """Let the others know how a process has ended, unless somebody has said why already; return what is said."""
-        reason, code = self.notices.read(f"failed/{rank}"), self.processes[rank].returncode
+    def _reason(self, rank: int) -> str:
+        """Return why a process has ended; let the others know, unless somebody has said it already."""
+        reason = self.notices.read(f"failed/{rank}")
         if reason is None:
+            code = self.processes[rank].returncode
             reason = f"ended with code {code}" if code >= 0 else f"was ended by {_signal_name(-code)}"
             self.notices.post(f"failed/{rank}", reason)
         return reason
@@ -172,19 +161,13 @@ class Ranks:
         if code - 128 in self.signals:  # as it was told to
             self.print_error(f"trimtab: stopped by {_signal_name(code - 128)}{self._advice()}")
             return code
-        reason = self._tell(rank)
         name = f"process {rank} of {len(self.processes)} (pid {self.processes[rank].pid})"
-        self.print_error(f"trimtab: {name} {reason}; the others were stopped{self._advice()}")
+        self.print_error(f"trimtab: {name} {self._reason(rank)}; the others were stopped{self._advice()}")
         return code
 
     def _advice(self) -> str:
         resume = self.notices.read("resume")
         return "" if resume is None else f". Go on with: {resume}"
-
-    def _wait_all(self) -> None:
-        end = time.monotonic() + GRACE
-        while time.monotonic() < end and any(process.poll() is None for process in self.processes):
-            time.sleep(POLL_SECONDS)
 
 
 def _signal_name(number: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimtab.collapse import find_fall
+from trimtab.record import find_fall
 from trimtab.text import one_line, printable, shorten, shown
 from trimtab.trainer.train import SavedRun, load_run
 

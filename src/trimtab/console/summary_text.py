@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimtab.collapse import Collapse, find_fall
 from trimtab.objectives import entropy_control
 from trimtab.own_parts import is_own
-from trimtab.step_lines import iter_step_lines
+from trimtab.record import Collapse, find_fall, iter_step_lines
 from trimtab.text import clock, command, number, one_line, percent, shorten
 from trimtab.trainer.config import Config, list_checkpoints, run_checkpoints
 from trimtab.trainer.train import (

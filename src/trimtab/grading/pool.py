@@ -21,7 +21,7 @@ from typing import IO, Any, Literal
 
 from trimtab.grading.rule_output import set_file, worker_output
 from trimtab.own_parts import module_folders
-from trimtab.stop_signals import unheeded_in_children
+from trimtab.process import unheeded_in_children
 from trimtab.worker_process import package_path, write_all
 
 START_SECONDS = 60.0  # to load the function

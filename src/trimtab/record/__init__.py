@@ -1,5 +1,18 @@
 """The flight recorder: `Recorder` writes the steps of a run, `open_run` reads them. See docs/record.md."""
 
+from trimtab.record.collapse import (
+    COLLAPSE_DEFINITION,
+    COLLAPSE_METRICS,
+    HOLD_STEPS,
+    LOW,
+    MIN_BEST,
+    Collapse,
+    CollapseDetector,
+    find_collapse,
+    find_fall,
+    merge_curves,
+    start_values,
+)
 from trimtab.record.conversation import (
     Observation,
     RecordedCall,
@@ -21,12 +34,23 @@ from trimtab.record.layout import (
 from trimtab.record.reader import RecordedStep, RecordedUpdate, Records, open_run
 from trimtab.record.recorder import Recorder
 from trimtab.record.schema import SCHEMA, TABLES, Column
+from trimtab.record.step_lines import (
+    LARGEST_METRIC,
+    LAST_STEP,
+    is_finite_number,
+    iter_step_lines,
+    last_step,
+    read_metrics,
+)
 from trimtab.record.vocabulary import Vocabulary
 from trimtab.record.writer import RecordWriter, StepData, rewind
 
 __all__ = [
-    "MANIFEST", "RECORDS_FOLDER", "SCHEMA", "TABLES", "Column", "Manifest", "Observation", "RecordError",
-    "RecordSettings", "RecordWarning", "RecordWriter", "RecordedCall", "RecordedObservation", "RecordedResponse",
-    "RecordedStep", "RecordedUpdate", "Recorder", "Records", "StepData", "StepInfo", "UpdateInfo", "UpdateRecord",
-    "Vocabulary", "arguments_text", "join_ranks", "open_run", "read_step", "rewind", "update_record",
+    "COLLAPSE_DEFINITION", "COLLAPSE_METRICS", "HOLD_STEPS", "LARGEST_METRIC", "LAST_STEP", "LOW", "MANIFEST",
+    "MIN_BEST", "RECORDS_FOLDER", "SCHEMA", "TABLES", "Collapse", "CollapseDetector", "Column", "Manifest",
+    "Observation", "RecordError", "RecordSettings", "RecordWarning", "RecordWriter", "RecordedCall",
+    "RecordedObservation", "RecordedResponse", "RecordedStep", "RecordedUpdate", "Recorder", "Records", "StepData",
+    "StepInfo", "UpdateInfo", "UpdateRecord", "Vocabulary", "arguments_text", "find_collapse", "find_fall",
+    "is_finite_number", "iter_step_lines", "join_ranks", "last_step", "merge_curves", "open_run", "read_metrics",
+    "read_step", "rewind", "start_values", "update_record",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from trimtab.experiments.evaluate.folder import BASELINE, EvalFolder, Generation
 from trimtab.experiments.evaluate.run import EvalProgress, EvalResult, evaluate, grade_evaluation, trusted_rule
 from trimtab.experiments.evaluate.settings import parse_benchmarks, with_benchmarks
 from trimtab.files import locked
-from trimtab.stop_signals import exit_code
+from trimtab.process import exit_code
 from trimtab.text import PrintLine, clock, printable
 from trimtab.trainer.train import hub_note
 

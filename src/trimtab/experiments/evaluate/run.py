@@ -19,7 +19,7 @@ from trimtab.experiments.evaluate.native import NativeGenerator, open_model
 from trimtab.experiments.evaluate.settings import EvalSettings, SampleKey, check_rule, prepare, with_benchmarks
 from trimtab.files import locked
 from trimtab.grading import Verdict
-from trimtab.stop_signals import check_interrupted
+from trimtab.process import check_interrupted
 from trimtab.text import PrintLine, one_line
 from trimtab.trainer.memory import is_out_of_memory
 from trimtab.trainer.model import Policy

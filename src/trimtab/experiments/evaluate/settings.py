@@ -25,8 +25,8 @@ from trimtab.data import (
     load_benchmark,
 )
 from trimtab.experiments.evaluate import MAX_NEW_TOKENS, EvalOptions
+from trimtab.files import short_digest
 from trimtab.grading import grade
-from trimtab.private_cache import short_digest
 from trimtab.text import nearest, shown
 from trimtab.trainer.config import Config, find_run_model, load, load_stored, model_digest, own_code
 from trimtab.trainer.model import pick_device

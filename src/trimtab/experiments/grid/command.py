@@ -12,14 +12,14 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from trimtab.collapse import HOLD_STEPS, find_collapse
 from trimtab.experiments.grid import comparison, stress
 from trimtab.experiments.grid.figures import RunFigures, run_figures
 from trimtab.experiments.grid.plan import Grid, next_value
 from trimtab.experiments.grid.pool import ProcessPool, Watch
 from trimtab.experiments.grid.runs import Cell, GridRun, RunOutcome
 from trimtab.files import locked, mark_folder, write_atomically
-from trimtab.stop_signals import StopRequest
+from trimtab.process import StopRequest
+from trimtab.record import HOLD_STEPS, find_collapse
 from trimtab.text import PrintLine, bars_for, shown
 from trimtab.trainer.train import STOPPED
 

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trimtab.collapse import HOLD_STEPS, LOW, MIN_BEST, find_fall
 from trimtab.experiments.grid.runs import RunOutcome
-from trimtab.step_lines import LAST_STEP, iter_step_lines
+from trimtab.record import HOLD_STEPS, LAST_STEP, LOW, MIN_BEST, find_fall, iter_step_lines
 from trimtab.trainer.train import summarize_metrics
 
 ENTROPY_BAND = (0.22, 0.42)  # nats: where STARE's paper holds the entropy, for its target of 0.3

@@ -14,8 +14,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trimtab.collapse import HOLD_STEPS
 from trimtab.experiments.grid.runs import Cell, GridRun, plan_run
+from trimtab.record import HOLD_STEPS
 from trimtab.text import shown, slug
 from trimtab.trainer.config import load
 from trimtab.trainer.train import InputReader

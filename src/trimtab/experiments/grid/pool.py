@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trimtab.experiments.grid.runs import GridRun, RunOutcome
-from trimtab.stop_signals import STOP_AT_INPUT_END, StopRequest, deferred_stop
+from trimtab.process import STOP_AT_INPUT_END, StopRequest, deferred_stop
 from trimtab.text import PrintLine, clock, percent, printable
 from trimtab.trainer.train import STOPPED, summarize_metrics
 

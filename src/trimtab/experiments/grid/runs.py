@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from trimtab.files import require_empty
-from trimtab.step_lines import last_step
+from trimtab.record import last_step
 from trimtab.text import shown, slug
 from trimtab.trainer.config import Config, load
 from trimtab.trainer.train import InputReader, RunFolder, config_changes, input_changes, read_inputs

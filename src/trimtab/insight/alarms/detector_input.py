@@ -13,8 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from trimtab.collapse import CollapseDetector, start_values
-from trimtab.step_lines import is_finite_number
+from trimtab.record import CollapseDetector, is_finite_number, start_values
 
 MAD_TO_DEVIATION = 1.4826  # from the median absolute deviation to the standard deviation of a normal distribution
 NOISE_WINDOW = 50  # values over which noise is measured

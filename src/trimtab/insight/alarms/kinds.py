@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trimtab.collapse import METRICS as COLLAPSE_METRICS
 from trimtab.insight.alarms import policy_detectors as policy
 from trimtab.insight.alarms import response_detectors as response
 from trimtab.insight.alarms.detector_input import Detector
+from trimtab.record import COLLAPSE_METRICS
 
 
 @dataclass(frozen=True)

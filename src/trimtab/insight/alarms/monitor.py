@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from trimtab import step_lines
+from trimtab import record
 from trimtab.insight.alarms.detector_input import DetectorInput
 from trimtab.insight.alarms.kinds import ALARM_KINDS, AlarmKind
 from trimtab.text import PrintLine
@@ -122,7 +122,7 @@ def read_metrics(path: Path, warn: PrintLine = lambda problem: None) -> list[dic
     """Read the finite numbers of a metrics file; lines that are no JSON or have no step are left out with a warning."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist: give a run's folder, or a jsonl file of metrics")
-    records = step_lines.read_metrics(path, warn)
+    records = record.read_metrics(path, warn)
     if not records:
         raise ValueError(f"{path} has no line of JSON with a `step`: metrics are one such line per step")
     return records

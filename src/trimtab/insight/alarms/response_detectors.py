@@ -164,7 +164,7 @@ def _is_drop(run: DetectorInput, metric: str, now: float, best: float) -> bool:
 
 
 def collapse(run: DetectorInput) -> Finding | None:
-    """Detect a run that has collapsed, by the definition in `trimtab.collapse`: lost, stuck, emptied or not finite."""
+    """Detect a run that has collapsed, by the definition in `trimtab.record`: lost, stuck, emptied or not finite."""
     found = run.collapse.found
     if found is None:
         return None

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.collapse import merge_curves
 from trimtab.insight.replay import CriticalWeights
 from trimtab.insight.report.embed import NumpyArray, encode_array
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
 from trimtab.objectives import Objective, entropy_control
-from trimtab.step_lines import LARGEST_METRIC
+from trimtab.record import LARGEST_METRIC, merge_curves
 from trimtab.trainer.train import window_length
 
 POINTS = 2_000  # of one curve; more than a screen has columns

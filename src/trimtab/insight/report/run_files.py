@@ -15,8 +15,7 @@ import numpy as np
 
 from trimtab.files import read_bounded
 from trimtab.insight.report.embed import NumpyArray, truncated
-from trimtab.record import RecordError, Records, open_run, read_step
-from trimtab.step_lines import is_finite_number, iter_step_lines
+from trimtab.record import RecordError, Records, is_finite_number, iter_step_lines, open_run, read_step
 from trimtab.trainer.config import LARGEST_RECIPE, parse_toml
 
 MOST_METRICS = 400  # names; a run of trimtab has some thirty

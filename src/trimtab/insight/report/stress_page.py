@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.collapse import DEFINITION
 from trimtab.experiments.grid import AxisTable, RunFigures, held_out_end, read_stress
 from trimtab.insight.report.curves import curve_json, mean_and_std, points_per_curve
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve
+from trimtab.record import COLLAPSE_DEFINITION
 from trimtab.text import number, percent
 from trimtab.trainer.config import Config
 
@@ -39,7 +39,7 @@ WORDS = (
         "The run reached its last step, not below half of its best accuracy, and neither collapsed nor failed to learn "
         "from a start near 0 %.",
     ),
-    ("collapsed", DEFINITION),
+    ("collapsed", COLLAPSE_DEFINITION),
     (
         "holds, margin",
         "A setting holds if at least two of three seeds survive it (with two seeds both, with one seed that one). The "

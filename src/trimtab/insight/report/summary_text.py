@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.collapse import METRICS, find_fall, merge_curves
 from trimtab.insight.report.embed import truncated
 from trimtab.insight.report.run_files import MetricCurve, RunFiles
 from trimtab.own_parts import is_own
+from trimtab.record import COLLAPSE_METRICS, find_fall, merge_curves
 from trimtab.text import clock, number, percent
 from trimtab.trainer.config import Config, parse_stored
 from trimtab.trainer.train import (
@@ -132,7 +132,7 @@ def held_out_problems(run: RunFiles) -> int | None:
 
 
 def _collapse(run: RunFiles) -> Iterator[str]:
-    found = {name: run.curves[name] for name in METRICS if name in run.curves}
+    found = {name: run.curves[name] for name in COLLAPSE_METRICS if name in run.curves}
     pairs = {n: zip(c.steps.tolist(), c.values.tolist(), strict=True) for n, c in found.items()}
     fall = find_fall(merge_curves(pairs))
     if fall is not None:

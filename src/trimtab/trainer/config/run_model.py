@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimtab.private_cache import content_digest, folder_digest, short_digest
+from trimtab.files import content_digest, folder_digest, short_digest
 from trimtab.text import shown
 from trimtab.trainer.config.loading import load_stored
 from trimtab.trainer.config.recipe import Config

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from trimtab.files import new_folder, require_empty
-from trimtab.private_cache import cache_folder
+from trimtab.files import cache_folder, new_folder, require_empty
 from trimtab.text import install_command, printable
 from trimtab.trainer.config import is_hub_model
 from trimtab.trainer.model.text_growth import check_growth, check_lengths

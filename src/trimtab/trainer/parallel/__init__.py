@@ -1,6 +1,7 @@
 """Several processes that train one policy: who they are, what they exchange, and an optimizer that they share."""
 
-from trimtab.trainer.parallel.sharded_layers import (
+from trimtab.trainer.parallel.sharding import (
+    ShardedOptimizer,
     forget_forwards,
     gather_to_leader,
     gathered_layers,
@@ -12,10 +13,8 @@ from trimtab.trainer.parallel.sharded_layers import (
     unsharded_class,
     whole_tensor,
 )
-from trimtab.trainer.parallel.sharded_optimizer import ShardedOptimizer
-from trimtab.trainer.parallel.shares import balanced_shares
 from trimtab.trainer.parallel.watch import LOST, Notices, StoppedProcesses, Watch
-from trimtab.trainer.parallel.world import LostProcessError, World, join_world
+from trimtab.trainer.parallel.world import LostProcessError, World, balanced_shares, join_world
 
 __all__ = [
     "LOST", "LostProcessError", "Notices", "ShardedOptimizer", "StoppedProcesses", "Watch", "World", "balanced_shares",

@@ -1,6 +1,6 @@
 """Notice that another process of a run has ended, is stopped or hangs, and say which one and why.
 
-Connections alone do not suffice. Gloo notices the end of a process at once, but only inside an exchange; NCCL does not
+Connections do not suffice. Gloo notices the end of a process at once, but only inside an exchange; NCCL does not
 notice it; a stopped process keeps its connections. So a thread of every process looks at the others twice a second.
 """
 
@@ -21,7 +21,7 @@ LOST: Final = 4  # the exit code of a process that ends because another one has
 LONGEST_WAIT = "TRIMTAB_LONGEST_WAIT"  # the variable with how many seconds processes wait for one that computes
 STOPPED_SECONDS = 10.0  # a debugger or profiler stops a process for less
 POLL_SECONDS = 0.5
-GRACE = 3.0  # seconds for the main thread to notice by itself, which it does where it can save more
+GRACE = 3.0  # seconds for the main thread to notice by itself: it can then save more
 REASON_SECONDS = 2.0  # for the news why a process has ended
 
 _exchanges = 0  # begun by this process
@@ -52,7 +52,7 @@ class Notices:
         self._prefix = f"trimtab/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
     def post(self, name: str, text: str) -> None:
-        """Leave a text; where the store is gone, nothing."""
+        """Leave a text; nothing if the store is gone."""
         self._call(lambda store: store.set(f"{self._prefix}/{name}", text))
 
     def read(self, name: str) -> str | None:
@@ -75,7 +75,8 @@ class StoppedProcesses:
     """Notices processes that stay stopped; `poll` is how many seconds pass between two looks at each."""
 
     def __init__(self, poll: float, seconds: float = STOPPED_SECONDS) -> None:
-        self._enough, self._looks = seconds / poll, Counter[int]()
+        self._enough = seconds / poll
+        self._looks = Counter[int]()
         self.reason = f"was stopped (SIGSTOP) for {seconds:.0f} seconds"
 
     def look(self, pid: int) -> bool:
@@ -121,7 +122,8 @@ class Watch:
 
     def reason(self) -> str | None:
         """Return which process is lost and why, waiting a little for that news; None if nothing is known."""
-        found, limit = None, time.monotonic() + REASON_SECONDS
+        found = None
+        limit = time.monotonic() + REASON_SECONDS
         while True:
             for rank in self._others:
                 if text := self.notices.read(f"failed/{rank}"):
@@ -129,8 +131,9 @@ class Watch:
             if found is None:
                 gone = [r for r in self._others if not _state(self.pids[r]) and not self.notices.read(f"left/{r}")]
                 if gone:
-                    # Whoever started it may yet tell by which signal it was ended.
-                    found, limit = f"{self._name(gone[0])} has ended", min(limit, time.monotonic() + 0.5)
+                    # The process that started it may still tell by which signal it was ended.
+                    found = f"{self._name(gone[0])} has ended"
+                    limit = min(limit, time.monotonic() + 0.5)
             if time.monotonic() > limit:
                 return found
             time.sleep(0.05)

@@ -8,16 +8,18 @@ same code; every exchange then returns what it was given.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
-from trimtab.stop_signals import ignore_stop_signals
+from trimtab.process import ignore_stop_signals
 from trimtab.trainer.parallel.watch import Watch, count_exchange, longest_wait
 
 Value = TypeVar("Value")
@@ -29,7 +31,7 @@ class LostProcessError(RuntimeError):
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run; `parallel` is set if torch.distributed connects them, even where there is only one.
+    """The processes of a run; `parallel` is set if torch.distributed connects them, even if there is only one.
 
     With `through_host` tensors on a GPU travel through main memory, for processes that share a GPU.
     `watch` notices when one of them is lost.
@@ -43,7 +45,7 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, which alone writes files and prints."""
+        """Whether this is rank 0, the only one that writes files and prints."""
         return self.rank == 0
 
     def share(self, count: int) -> slice:
@@ -204,10 +206,20 @@ def _launched_as() -> tuple[int, int, int] | None:
 
 def _start_watch(world: World) -> Watch:
     """Start to watch the processes of the world."""
-    # A connection of its own: that of the process group may be blocked by a call that waits.
+    # A separate connection: that of the process group may be blocked by a call that waits.
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     with lost_processes():
         store = distributed.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=30))  # type: ignore[attr-defined]
     watch = Watch(world.rank, world.gather(os.getpid()), store)
     watch.start()
     return watch
+
+
+def balanced_shares(costs: Sequence[float], size: int) -> list[slice]:
+    """Split items into `size` consecutive shares of about equal cost, in rank order; shares may be empty."""
+    ends = list(accumulate(costs))
+    total = ends[-1] if ends else 0.0
+    # An item belongs to the share in which its middle lies.
+    middles = [end - cost / 2 for end, cost in zip(ends, costs, strict=True)]
+    bounds = [bisect_left(middles, total * rank / size) for rank in range(size)]
+    return [slice(first, last) for first, last in pairwise([*bounds, len(costs)])]

@@ -1,8 +1,25 @@
 """A training run: the loop, rollouts, scoring, recording, checkpoints, warm start."""
 
-from trimtab.trainer.train.alarm_actions import Alarm, AlarmHandler, Monitor
-from trimtab.trainer.train.build import build_policy, build_sampler, build_task, hub_note, open_policy, read_inputs
-from trimtab.trainer.train.inputs import InputReader, input_changes
+from trimtab.trainer.train.alarm_actions import (
+    INVALID,
+    STOPPED,
+    UNSAVED,
+    Alarm,
+    AlarmHandler,
+    Monitor,
+    RunStoppedError,
+    StopReason,
+)
+from trimtab.trainer.train.build import (
+    InputReader,
+    build_policy,
+    build_sampler,
+    build_task,
+    hub_note,
+    input_changes,
+    open_policy,
+    read_inputs,
+)
 from trimtab.trainer.train.loop import follow_run, train
 from trimtab.trainer.train.metrics import (
     METRICS,
@@ -13,7 +30,6 @@ from trimtab.trainer.train.metrics import (
     time_words,
     token_signals,
 )
-from trimtab.trainer.train.process import versions
 from trimtab.trainer.train.recording import observed_entropy, tokenizer_vocabulary
 from trimtab.trainer.train.reporting import Reporter, SampleText
 from trimtab.trainer.train.responses import (
@@ -28,8 +44,8 @@ from trimtab.trainer.train.responses import (
     some_problems,
 )
 from trimtab.trainer.train.run import Run
-from trimtab.trainer.train.run_folder import MetricsLog, RunFolder, config_changes, resolved_toml
-from trimtab.trainer.train.run_state import export_model
+from trimtab.trainer.train.run_folder import MetricsLog, RunFolder, SavedRun, config_changes, load_run, resolved_toml
+from trimtab.trainer.train.run_state import export_model, versions
 from trimtab.trainer.train.run_words import (
     END_WINDOW,
     AccuracyChange,
@@ -41,10 +57,7 @@ from trimtab.trainer.train.run_words import (
     summarize_metrics,
     window_length,
 )
-from trimtab.trainer.train.saved_run import SavedRun, load_run
-from trimtab.trainer.train.stop_reason import INVALID, STOPPED, UNSAVED, RunStoppedError, StopReason
-from trimtab.trainer.train.warm_cache import list_warm_starts, remove_warm_starts
-from trimtab.trainer.train.warm_start import check_problems, repeated_problems
+from trimtab.trainer.train.warm_start import check_problems, list_warm_starts, remove_warm_starts, repeated_problems
 
 __all__ = [
     "END_WINDOW", "INVALID", "METRICS", "STOPPED", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "UNSAVED",

@@ -1,4 +1,4 @@
-"""What a run does when an alarm is raised: print it, write it to `alarms.jsonl`, save a checkpoint, stop.
+"""Why a run ends, and what it does when an alarm is raised: print it, write it to a file, save a checkpoint, stop.
 
 The trainer implements no alarm. It passes the metrics of every step to a `Monitor` from the caller, and the recipe's
 `[alarms]` section maps the alarms that the monitor returns to actions.
@@ -8,13 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
-from trimtab.step_lines import iter_step_lines
+from trimtab.record import iter_step_lines
 from trimtab.trainer.config import AlarmsConfig
 from trimtab.trainer.train.run_folder import RunFolder
 
 STEPS_AROUND = 3  # recorded steps before and after an alarm that the size limit of records deletes last
+
+
+# Exit codes: 2 as for a wrong command line; 3 is a run that ended early with a checkpoint. A run that a signal ends at
+# once has the code that shells report for it, 130 for Ctrl-C. 5 is a run whose last checkpoint could not be written.
+INVALID, STOPPED, UNSAVED = 2, 3, 5
+
+
+class StopReason(StrEnum):
+    """Why a run ended."""
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    NO_SIGNAL = "no learning signal"
+    NO_BETTER = "no better held-out score"
+    NONFINITE = "not finite"
+    NOT_SAVED = "not saved"
+    FOLDER_GONE = "folder gone"
+    ALARM = "alarm"
+    RULES = "rules failed"
+
+
+class RunStoppedError(RuntimeError):
+    """A run ended before its last step; the message is a diagnosis."""
+
+    def __init__(self, reason: StopReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -28,7 +56,7 @@ class Alarm:
     suggestion: str = ""
 
 
-# Called with the metrics of every step (and `step`) in order. The alarms it returns must depend on these records alone:
+# Called with the metrics of every step (and `step`) in order. The alarms it returns must depend only on these records:
 # a resumed run passes the earlier ones to a new monitor, which then continues as if the run had never stopped.
 Monitor = Callable[[Mapping[str, float]], Sequence[Alarm]]
 

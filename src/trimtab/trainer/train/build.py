@@ -1,18 +1,24 @@
-"""Build task, policy, reference model and sampler from a recipe."""
+"""Build task, policy, reference model and sampler from a recipe, and hash what they were made of.
+
+The hashes, of the rows of the data and the contents of the models, are kept in `inputs.json` in the run's folder, so
+that a run does not go on with other ones unnoticed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from trimtab import data
-from trimtab.data import FixedTask, Sampler, Task
+from trimtab.data import FixedTask, Problem, Sampler, Task
+from trimtab.files import content_digest, folder_digest, read_bounded
 from trimtab.grading import load_rule
 from trimtab.own_parts import is_own
 from trimtab.trainer.config import LONGEST_CHAIN, Config, RolloutConfig, find_run_model, model_digest
@@ -22,8 +28,10 @@ from trimtab.trainer.sampling import NativeSampler, PagedSampler, VllmSampler, V
 from trimtab.trainer.sampling.paged import unsupported_reason
 from trimtab.trainer.train.checkpoints import load_weights
 
-INPUTS = "inputs.json"  # in a run's folder: hashes of its data and models
-LARGEST = 1 << 16  # bytes of that file; ours has a few hundred
+INPUTS = "inputs.json"  # in a run's folder: the hashes
+LARGEST_INPUTS = 1 << 16  # bytes of that file; ours has a few hundred
+HELD_OUT = "held-out data"
+Tasks = tuple[Task, Task | None]
 
 
 def build_task(config: Config, split: Literal["train", "test"]) -> Task | None:
@@ -112,11 +120,9 @@ def open_policy(
 def hub_note(path: str, key: str = "model.path") -> str:
     """Return that a model is looked up on the hub; nothing for a folder, a run or a built-in model."""
     here = path in (*DEMO_MODELS, "smollm2") or os.path.isdir(path) or find_run_model(path) is not None
-    return (
-        ""
-        if here or not is_hub_model(path)
-        else (f"{key} = {path!r} is no folder here: it is looked up on the Hugging Face hub")
-    )
+    if here or not is_hub_model(path):
+        return ""
+    return f"{key} = {path!r} is no folder here: it is looked up on the Hugging Face hub"
 
 
 def restore_weights(model: Any, config: Config, checkpoint: Path) -> Any:
@@ -130,15 +136,12 @@ def restore_weights(model: Any, config: Config, checkpoint: Path) -> Any:
 
 
 def read_inputs(run: Path) -> dict[str, str]:
-    """Return what `write_inputs` wrote into a run's folder; nothing if it wrote nothing."""
+    """Return the hashes of a run's data and models; nothing if none were stored."""
     path = run / INPUTS
     if not path.exists():
         return {}
     try:
-        if not path.is_file():  # opening a named pipe would block
-            raise ValueError("it is not a regular file")
-        with path.open("rb") as file:
-            table = json.loads(file.read(LARGEST))
+        table = json.loads(read_bounded(path, LARGEST_INPUTS))
         return {str(name): str(digest) for name, digest in table.items()}
     except (ValueError, AttributeError, RecursionError):
         raise ValueError(f"{path} is damaged: remove it to go on without a check of data and models") from None
@@ -185,3 +188,71 @@ def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampl
     if policy.device.type == "cuda" and unsupported_reason(policy.model) is None:
         return PagedSampler(policy.model, policy.eos_token_ids, dtype, rollout.kv_cache_memory)
     return NativeSampler(policy.model, policy.eos_token_ids, policy.pad_token_id, policy.autocast)
+
+
+def run_inputs(config: Config, tasks: Tasks) -> dict[str, str]:
+    """Return the hashes of a run's inputs by name; what the recipe generates, or the hub has, is left out."""
+    model, warm = config.model, config.warm_start
+    found = {
+        "data": _rows_digest(tasks[0]),
+        HELD_OUT: _rows_digest(tasks[1]),
+        "model": model_digest(model.path),
+        "reference model": model_digest(model.reference) if model.reference not in (None, "start") else "",
+        "solutions of the warm start": path_digest(warm.path) if warm.steps else "",
+    }
+    return {name: digest for name, digest in found.items() if digest}
+
+
+@dataclass
+class InputReader:
+    """Finds the inputs of several recipes, and reads data that they have in common once."""
+
+    seen: dict[str, Tasks] = field(default_factory=dict)
+
+    def inputs(self, config: Config) -> dict[str, str]:
+        """Return the hashes of a recipe's inputs."""
+        key = json.dumps([config.task.model_dump(mode="json"), config.run.eval_problems], sort_keys=True)
+        if key not in self.seen:
+            self.seen = {key: build_tasks(config)}  # only the last: data may be large
+        return run_inputs(config, self.seen[key])
+
+
+def path_digest(path: str | None) -> str:
+    """Return a hash of the contents of a file or folder; empty if it is not on this machine."""
+    if path is None or not (file := Path(path).expanduser()).exists():
+        return ""
+    return folder_digest(file) if file.is_dir() else content_digest(file)
+
+
+def _rows_digest(task: Task | None) -> str:
+    if not isinstance(task, FixedTask):
+        return ""
+    # Of the rows, not of the file: the same rows in another place or format are the same data.
+    digest = hashlib.sha256()
+    for problem in task.problems:
+        digest.update(json.dumps(_row(problem), sort_keys=True, default=repr).encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()
+
+
+def _row(problem: Problem) -> list[Any]:
+    return [
+        list(map(dict, problem.prompt)),
+        problem.answer,
+        problem.rule,
+        problem.source,
+        problem.solution,
+        dict(problem.extra),
+    ]
+
+
+def input_changes(before: Mapping[str, str], now: Mapping[str, str], config: Config) -> list[str]:
+    """Return a line for every input that has other contents than before."""
+    places = {
+        "data": config.task.arguments.get("path"),
+        HELD_OUT: config.task.arguments.get("eval_path"),
+        "model": config.model.path,
+        "reference model": config.model.reference,
+        "solutions of the warm start": config.warm_start.path,
+    }
+    changed = [name for name in sorted(before.keys() & now.keys()) if before[name] != now[name]]
+    return [f"{name}{f' ({places[name]})' if places.get(name) else ''}: the contents are others" for name in changed]

@@ -28,9 +28,12 @@ from trimtab.trainer.model import Policy
 from trimtab.trainer.parallel import ShardedOptimizer, World, gather_to_leader, local_part, local_tensor
 
 FORMAT = 1
-FILES = {"manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"}
+MANIFEST = "manifest.json"
+FILES = {MANIFEST, "state.json", "model.safetensors", "optimizer.safetensors"}
 TensorGroups = Mapping[str, Mapping[str, Tensor]]  # tensors by name, for each file of a checkpoint
 MAX_JSON_BYTES = 1 << 20  # ours have a few thousand; anything larger is not ours and could fill the memory
+# What a foreign or damaged file can cause; RecursionError by deeply nested JSON.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def save(folder: Path, step: int, tensors: TensorGroups, state: Mapping[str, Any
         folder.mkdir(exist_ok=True)  # without its parents: a run's folder that somebody has removed stays removed
         with new_folder(final, durable=True) as temporary:
             _write(temporary, {"step": step, **state}, tensors)
-            if _is_intact_copy(final, temporary):
+            if _is_intact(final) and _digest(final / MANIFEST) == _digest(temporary / MANIFEST):
                 shutil.rmtree(temporary)  # replacing it would leave a moment without either
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the checkpoint of step {step} could not be written to {folder}: {error}") from error
@@ -86,7 +89,7 @@ def _is_intact(path: Path) -> bool:
     """Return whether every file of a checkpoint is what was saved, without loading it."""
     try:
         _check(path)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except UNREADABLE:
         return False
     return True
 
@@ -121,8 +124,7 @@ def read(path: Path) -> Checkpoint:
         tensors = {Path(name).stem: load_file(path / name) for name in files if name.endswith(".safetensors")}
     except CheckpointError:
         raise
-    # Whatever a foreign or damaged file can cause, RecursionError by deeply nested JSON included.
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error!r:.1000}") from None
     return Checkpoint(_step(path), tensors, state, path)
 
@@ -209,16 +211,14 @@ def load_optimizer(optimizer: AnyOptimizer, tensors: Mapping[str, Tensor]) -> No
 
 
 def _check_finite(tensors: Mapping[str, Tensor]) -> None:
-    # `save` refuses such values, so these were not saved by us.
-    bad = [name for name, value in tensors.items() if not bool(torch.isfinite(value).all())]
-    if bad:
-        raise CheckpointError(f"{bad[0]:.100} is not finite (and {len(bad) - 1} more)")
+    if bad := _nonfinite(tensors):  # `save` refuses such values, so these were not saved by us
+        raise CheckpointError(bad)
 
 
 def training_tensors(policy: Policy, optimizer: AnyOptimizer | None, world: World) -> TensorGroups:
     """Return on rank 0 the tensors of a checkpoint to go on training from; all processes must call it together.
 
-    Without an optimizer these are the weights alone.
+    Without an optimizer these are only the weights.
     """
     weights = gather_to_leader(trained_parameters(policy.model), world)
     return {"model": weights} if optimizer is None else {"model": weights, "optimizer": optimizer_tensors(optimizer)}
@@ -243,27 +243,30 @@ def _write(folder: Path, state: Mapping[str, Any], tensors: TensorGroups) -> Non
 def _finite_on_cpu(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
     copies = {name: value.detach().to("cpu").contiguous() for name, value in group.items()}
     # Checked on the copy that is written: the one place that every save passes.
-    bad = [name for name, value in copies.items() if not bool(torch.isfinite(value).all())]
-    if bad:
-        raise NonFiniteStateError(
-            f"{bad[0]} is not finite (and {len(bad) - 1} more): not saved. Lower the learning rate"
-        )
+    if bad := _nonfinite(copies):
+        raise NonFiniteStateError(f"{bad}: not saved. Lower the learning rate")
     return copies
+
+
+def _nonfinite(tensors: Mapping[str, Tensor]) -> str:
+    """Name tensors that are not finite; return nothing if all are."""
+    bad = [name for name, value in tensors.items() if not bool(torch.isfinite(value).all())]
+    return f"{bad[0]:.100} is not finite (and {len(bad) - 1} more)" if bad else ""
 
 
 def write_manifest(folder: Path) -> None:
     """Write the checksums of all files of a checkpoint."""
     files = {file.name: _digest(file) for file in sorted(folder.iterdir())}
-    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, sort_keys=True))
+    (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, sort_keys=True))
 
 
 def _check(path: Path) -> list[str]:
     """Return the names of a checkpoint's files after checking each against the manifest."""
-    manifest = _read_json(path / "manifest.json")
+    manifest = _read_json(path / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {path} has a manifest of another format")
     files = dict(manifest["files"])
-    present = {file.name for file in path.iterdir()} - {"manifest.json"}
+    present = {file.name for file in path.iterdir()} - {MANIFEST}
     # An extra file is as suspicious as a missing one, and the manifest cannot name files outside of the folder.
     if present != set(files):
         raise CheckpointError(f"checkpoint {path} should hold {sorted(files)}, but holds {sorted(present)}")
@@ -271,15 +274,6 @@ def _check(path: Path) -> list[str]:
         if _digest(path / name) != digest:
             raise CheckpointError(f"checkpoint {path} is damaged: {name} is not what was saved")
     return list(files)
-
-
-def _is_intact_copy(one: Path, other: Path) -> bool:
-    """Return whether the first checkpoint is intact and equal to the second."""
-    try:
-        read(one)
-        return _digest(one / "manifest.json") == _digest(other / "manifest.json")
-    except CheckpointError:
-        return False
 
 
 def _step(path: Path) -> int:

@@ -10,12 +10,11 @@ from trimtab.trainer.config import Config
 from trimtab.trainer.model import UpdateOptions, UpdateResult, update
 from trimtab.trainer.parallel import World
 from trimtab.trainer.train.metrics import StepResult, nonfinite_records, step_metrics
-from trimtab.trainer.train.process import gc_pause, keep_freed_memory, set_threads
 from trimtab.trainer.train.recording import FinishedUpdate, record_step
 from trimtab.trainer.train.rollouts import collect_rollouts, sample_texts
 from trimtab.trainer.train.run import Run
 from trimtab.trainer.train.scoring import Minibatch, measured_change, rescore, score_rollouts
-from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer, gc_pause, keep_freed_memory, set_threads
 
 
 def train(run: Run) -> None:

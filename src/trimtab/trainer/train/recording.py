@@ -27,8 +27,8 @@ from trimtab.record import (
     update_record,
 )
 from trimtab.trainer.model import UpdateResult, tool_tokens
-from trimtab.trainer.train.process import versions
 from trimtab.trainer.train.responses import GradedResponse
+from trimtab.trainer.train.run_state import versions
 from trimtab.trainer.train.scoring import Experience, Minibatch
 from trimtab.trainer.train.trainer import Trainer
 

@@ -248,7 +248,7 @@ class _Tensorboard:
 
 
 def _code_block(text: str) -> str:
-    """Return Markdown that shows a text as it is, whatever a model wrote."""
+    """Return Markdown that shows a text as it is: a model may have written anything."""
     return indent(text, "    ", lambda line: True)
 
 

@@ -13,14 +13,20 @@ from safetensors import SafetensorError
 from trimtab import failpoints
 from trimtab.grading import crashed_diagnosis, describe_error, keep_output
 from trimtab.objectives import entropy_control
-from trimtab.stop_signals import StopRequest, deferred_stop
+from trimtab.process import StopRequest, deferred_stop
 from trimtab.text import command, printable
 from trimtab.trainer.config import Config, list_checkpoints
 from trimtab.trainer.parallel import World
-from trimtab.trainer.train import checkpoints, run_state, warm_cache
-from trimtab.trainer.train.alarm_actions import Alarm, AlarmHandler, Monitor, steps_around
-from trimtab.trainer.train.build import hub_note, read_inputs
-from trimtab.trainer.train.inputs import input_changes, run_inputs, write_inputs
+from trimtab.trainer.train import checkpoints, run_state
+from trimtab.trainer.train.alarm_actions import (
+    Alarm,
+    AlarmHandler,
+    Monitor,
+    RunStoppedError,
+    StopReason,
+    steps_around,
+)
+from trimtab.trainer.train.build import hub_note, input_changes, read_inputs, run_inputs
 from trimtab.trainer.train.metrics import (
     BestEvaluation,
     StepResult,
@@ -30,16 +36,14 @@ from trimtab.trainer.train.metrics import (
     no_signal_diagnosis,
     slow_grading_advice,
 )
-from trimtab.trainer.train.process import environment, keep_freed_memory, set_threads
 from trimtab.trainer.train.recording import start_recording
 from trimtab.trainer.train.reporting import Loggers, Reporter, SilentReporter, announce_stop
 from trimtab.trainer.train.responses import check_positions, check_prompts, some_problems
 from trimtab.trainer.train.rollouts import evaluate
 from trimtab.trainer.train.run_folder import MetricsLog, RunFolder
-from trimtab.trainer.train.saving import CheckpointSaver
-from trimtab.trainer.train.stop_reason import RunStoppedError, StopReason
-from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
-from trimtab.trainer.train.warm_start import check_problems, repeated_problems, warm_start
+from trimtab.trainer.train.run_state import environment
+from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer, keep_freed_memory, set_threads
+from trimtab.trainer.train.warm_start import check_problems, open_cache, repeated_problems, warm_start
 
 MOSTLY_CRASHED = 0.5  # share of the responses of a step on which rules failed
 MAX_CRASHED_STEPS = 3  # such steps in a row
@@ -61,7 +65,7 @@ class Run:
     progress: RunProgress = field(default_factory=RunProgress)
     stopped: StopReason = StopReason.FINISHED
     stop_request: StopRequest = field(default_factory=StopRequest)  # of a signal
-    _saver: CheckpointSaver = field(init=False, repr=False)
+    _saver: run_state.CheckpointSaver = field(init=False, repr=False)
     _metrics_log: MetricsLog = field(init=False, repr=False)
     _unwritable: set[Path] = field(default_factory=set)  # files whose failure has been said
     _step_started: float = 0.0
@@ -81,7 +85,7 @@ class Run:
     def __post_init__(self) -> None:
         self._metrics_log = MetricsLog(self.folder)
         may_go_on = self.config.run.on_failed_checkpoint == "continue"
-        self._saver = CheckpointSaver(self.folder.checkpoints, self.reporter.message, may_go_on)
+        self._saver = run_state.CheckpointSaver(self.folder.checkpoints, self.reporter.message, may_go_on)
 
     def prepare(self) -> Trainer:
         """Build the trainer and bring it to the start of the first step: by a warm start, or from a checkpoint."""
@@ -117,7 +121,7 @@ class Run:
         if resumed:
             self._resume()
         if self.resume:
-            self.folder.rewrite_config(self.config)
+            self.folder.write_config(self.config)
         if not resumed:
             self._start()
         self._alarms = AlarmHandler(self.monitor, self.config.alarms, self.folder, message)
@@ -144,7 +148,7 @@ class Run:
                 "with them: " + command("train", self.folder.config, "--out", "FOLDER")
             )
         if inputs.keys() - before.keys() or not self.folder.inputs.exists():
-            write_inputs(self.folder.path, {**inputs, **before})
+            self.folder.write_inputs({**inputs, **before})
 
     def _check_unused(self) -> None:
         """Refuse to start a run from the beginning whose checkpoints were removed: it would lose what it has."""
@@ -160,13 +164,19 @@ class Run:
 
     def discard_if_unused(self) -> None:
         """Close a run that failed before its first step, and remove its folder if it has no checkpoint."""
-        if hasattr(self, "_loggers"):
-            self._loggers.close()
-        if hasattr(self, "trainer"):
-            self.trainer.close()
-        keep_output(None)
+        self._close()
         if not self.folder.checkpoints.exists():
             self.folder.discard()
+
+    def _close(self) -> None:
+        """End what `prepare` has started, as far as it came."""
+        if hasattr(self, "trainer"):
+            if self.trainer.recorder is not None:  # it may still have steps in its queue
+                self.trainer.recorder.close()
+            self.trainer.close()
+        if hasattr(self, "_loggers"):
+            self._loggers.close()
+        keep_output(None)
 
     def steps(self) -> Generator[int]:
         """Yield the steps that remain; Ctrl-C, SIGTERM or SIGHUP ends them after the present one."""
@@ -177,13 +187,9 @@ class Run:
                     self._step_started = time.perf_counter()
                     yield self.progress.step
                 self._end()
-        finally:  # also when the loop raises: the recorder still has steps in its queue
-            if self.trainer.recorder is not None:
-                self.trainer.recorder.close()
-            self.trainer.close()
-            self._loggers.close()
+        finally:  # also when the loop raises
+            self._close()
             self.reporter.close()
-            keep_output(None)
 
     def finish_step(self, result: StepResult) -> None:
         """Log a step, evaluate and save if they are due, and stop the run if there is a reason to."""
@@ -269,11 +275,8 @@ class Run:
 
     def _warm_cache(self) -> Path | None:
         """Return the folder of the cache of warm starts, if this run is to use it and nobody else can write to it."""
-        warm = self.config.warm_start
-        if not warm.steps or not warm.cache:
-            return None
         try:
-            return warm_cache.open_cache()
+            return open_cache() if self.config.warm_start.steps and self.config.warm_start.cache else None
         except OSError as error:
             self.reporter.message(f"warning: the warm start is neither kept nor taken from the cache: {error}")
             return None
@@ -290,7 +293,11 @@ class Run:
                 f"no checkpoint under {self.folder.checkpoints} can be used. Nothing was changed: put a good one back, "
                 "or train again in another folder: " + command("train", self.folder.config, "--out", "FOLDER")
             )
-        self.folder.check_steps(saved.step, self.config)
+        if saved.step > self.config.run.steps:
+            raise ValueError(
+                f"run.steps = {self.config.run.steps}, but {self.folder.path} is at step {saved.step}: set it to "
+                f"{saved.step} to end the run there, or higher to go on"
+            )
         self.trainer.together(run_state.restore_follower, saved.path.absolute())
         self.trainer.together(run_state.load_reference, self.folder.reference.absolute())
         # Steps after the checkpoint are repeated with the same results, and must not be logged twice.
@@ -314,7 +321,7 @@ class Run:
             self.reporter.message(f"stopped after step {self.progress.step}; go on with: {self.resume_command}")
             return
         model = self.folder.model
-        # Adapters, which alone are published, are whole.
+        # With LoRA only the adapters are published, and they are whole.
         partial = self.config.model.shard and not self.config.model.lora_rank
         state = self.trainer.together(run_state.gather_model) if partial else None
         try:
@@ -329,8 +336,7 @@ class Run:
     def _log(self, record: dict[str, float]) -> None:
         """Append the metrics of a step to metrics.jsonl; on a full disk they are written with a later step's."""
         self._check_folder()
-        problem = self._metrics_log.append(record)
-        if problem:
+        if problem := self._metrics_log.append(record):
             self._warn_once(self.folder.metrics, problem)
         else:
             self._unwritable.discard(self.folder.metrics)
@@ -399,8 +405,11 @@ class Run:
         if best is None or best == before:  # the step has no evaluation
             return
         if best.step == record["step"]:
-            if run.keep_best:
-                self._save_best(best.step)
+            if run.keep_best and self._save_extra(self.folder.best, keep=1):
+                # Others may be of steps after the one that the run was resumed from, which count no more.
+                for path in list_checkpoints(self.folder.best):
+                    if path.name != f"step-{best.step:08d}":
+                        checkpoints.remove(path)
         elif run.early_stop and best.later >= run.early_stop and record["step"] != run.steps:
             self.save()
             raise self._stop(
@@ -409,16 +418,14 @@ class Run:
                 f"{best.step}. To continue regardless: {self.resume_command} --set run.early_stop=0",
             )
 
-    def _save_best(self, step: int) -> None:
+    def _save_extra(self, folder: Path, keep: int) -> bool:
+        """Write a checkpoint that the run can do without; return whether it is there."""
         try:
-            self._save_to(self.folder.best, keep=1)
+            self._save_to(folder, keep)
         except (checkpoints.CheckpointError, OSError) as error:
-            self._warn_once(self.folder.best, str(error))
-            return
-        # Others may be of steps after the one that the run was resumed from, which count no more.
-        for path in list_checkpoints(self.folder.best):
-            if path.name != f"step-{step:08d}":
-                checkpoints.remove(path)
+            self._warn_once(folder, str(error))
+            return False
+        return True
 
     def _check_grading_time(self, metrics: dict[str, float]) -> None:
         """Give advice once if grading takes most of the time."""
@@ -439,10 +446,7 @@ class Run:
         if by_action["save"] or by_action["stop"]:
             if self.trainer.recorder is not None:
                 self.trainer.recorder.keep(steps_around(self.progress.step))
-            try:
-                self._save_to(self.folder.alarm_checkpoints, KEEP_ALARM_CHECKPOINTS)
-            except (checkpoints.CheckpointError, OSError) as error:
-                self._warn_once(self.folder.alarm_checkpoints, str(error))
+            self._save_extra(self.folder.alarm_checkpoints, KEEP_ALARM_CHECKPOINTS)
         return by_action["stop"]
 
     def _check_learning_signal(self, metrics: dict[str, float]) -> None:

@@ -1,5 +1,6 @@
-"""The folder of a run: `config.toml` (resolved), `metrics.jsonl`, `tokens/` (records), `checkpoints/`, `model/`.
+"""The folder of a run, as a run writes it and as others read it.
 
+It holds `config.toml` (resolved), `metrics.jsonl`, `tokens/` (records), `checkpoints/` and `model/`.
 There are also `nonfinite.jsonl` if an update was not finite (which value, in which responses), `rule_errors.jsonl` if
 a rule failed, `rule_output.txt` for what users' rules print, `alarms.jsonl` if an alarm was raised, `alarms/` if one
 asked for a checkpoint, and `best/` with `run.keep_best`.
@@ -10,17 +11,20 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 
 from trimtab import failpoints
 from trimtab.files import (
     append_json_lines,
+    is_locked,
     locked,
     remove_unfinished,
     require_empty,
@@ -28,47 +32,42 @@ from trimtab.files import (
     write_atomically,
     write_json_lines,
 )
-from trimtab.record import RECORDS_FOLDER
-from trimtab.step_lines import iter_step_lines, read_metrics
-from trimtab.text import PrintLine, command
-from trimtab.trainer.config import BEST, Config, list_checkpoints, load
+from trimtab.record import (
+    RECORDS_FOLDER,
+    Collapse,
+    Records,
+    find_collapse,
+    iter_step_lines,
+    last_step,
+    open_run,
+    read_metrics,
+)
+from trimtab.text import PrintLine, command, shown
+from trimtab.trainer.config import BEST, Config, list_checkpoints, load, load_stored
+from trimtab.trainer.model import Policy
 from trimtab.trainer.train import checkpoints
-from trimtab.trainer.train.build import INPUTS
+from trimtab.trainer.train.build import INPUTS, open_policy
 
 # Keys that may change when a run is resumed: how long it lasts, what stops it, what it saves, how its weights are
 # split, and (with a warning) the threads and the device it runs on. In the form of pydantic's `exclude`; True: all keys
 # of a section.
 CHANGEABLE_ON_RESUME: dict[str, Any] = {
     "run": {
-        "steps",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "on_failed_checkpoint",
-        "keep_best",
-        "early_stop",
-        "loggers",
-        "logger_project",
-        "logger_name",
-        "wandb_group",
-        "wandb_tags",
-        "wandb_mode",
-        "log_samples",
-        "report",
-        "patience",
-        "python_path",
-        "threads",
-        "device",
+        "steps", "checkpoint_every", "keep_checkpoints", "on_failed_checkpoint", "keep_best", "early_stop", "loggers",
+        "logger_project", "logger_name", "wandb_group", "wandb_tags", "wandb_mode", "log_samples", "report", "patience",
+        "python_path", "threads", "device",
     },
     "model": {"shard"},
     "update": {"on_nonfinite"},
     "rollout": {"kv_cache_memory", "vllm_gpu_memory_utilization", "vllm_options"},
     "record": True,
     "alarms": True,
-}
+}  # fmt: skip
 LOGGER_FOLDERS = ("tensorboard", "wandb")  # which loggers make in the folder of a run
 MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".model")  # of the files of a trained model
 MODEL_TEXTS = ("README.md", "merges.txt", "vocab.txt")
 MOST_SETTINGS_SHOWN = 5  # in a command: a recipe that differs in more is better named than spelt out
+State = Literal["running", "finished", "stopped", "collapsed", "failed"]
 
 
 class RunFolder:
@@ -117,7 +116,7 @@ class RunFolder:
             )
         require_empty(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.config, resolved_toml(config))
+        self.write_config(config)
         self._created = True
 
     def discard(self) -> None:
@@ -164,14 +163,6 @@ class RunFolder:
                 f"To go on from its weights with other settings, start a new run: {start_command(self.path, config)}"
             )
 
-    def check_steps(self, saved: int, config: Config) -> None:
-        """Raise if a run is to end before the step that it is resumed from."""
-        if saved > config.run.steps:
-            raise ValueError(
-                f"run.steps = {config.run.steps}, but {self.path} is at step {saved}: set it to {saved} to end the "
-                "run there, or higher to go on"
-            )
-
     def require_own(self) -> None:
         """Raise if a folder without a checkpoint is not that of a run: its files would be taken for those of one."""
         if self.inputs.exists():
@@ -182,9 +173,13 @@ class RunFolder:
             again = command("train", self.config, "--out", "FOLDER")
             raise ValueError(f"{self.path} holds a recipe, but no run to resume. To train it: {again}")
 
-    def rewrite_config(self, config: Config) -> None:
-        """Store the configuration of a resumed run: keys such as run.steps may have changed."""
+    def write_config(self, config: Config) -> None:
+        """Store the configuration; of a resumed run, keys such as run.steps may have changed."""
         write_atomically(self.config, resolved_toml(config))
+
+    def write_inputs(self, inputs: Mapping[str, str]) -> None:
+        """Store the hashes of the run's data and models."""
+        write_atomically(self.inputs, json.dumps(dict(inputs), indent=1, sort_keys=True) + "\n")
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Append the metrics of a step, without those that are NaN or infinite."""
@@ -273,3 +268,101 @@ class MetricsLog:
         while self.unwritten:
             self.folder.append_metrics(self.unwritten[0])
             del self.unwritten[0]
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run in its folder. What changes while it runs (state, metrics, alarms) is read anew every time.
+
+    ```python
+    run = tt.load_run("runs/demo-dapo+trim-1")
+    run.state, run.step                      # ("finished", 300)
+    run.metrics[-1]["eval/accuracy"]
+    steps, entropy = run.curve("policy/entropy")
+    ```
+    """
+
+    path: Path
+
+    @cached_property
+    def config(self) -> Config:
+        """The recipe with all settings."""
+        return load_stored(self._files.config)
+
+    @property
+    def step(self) -> int:
+        """The last step that is in the metrics, 0 before the first."""
+        return last_step(self._files.metrics)
+
+    @property
+    def state(self) -> State:
+        """How far the run has come.
+
+        `stopped` runs have saved their last step and can go on from it; `failed` ones ended without saving it.
+        """
+        if is_locked(self.path):
+            return "running"
+        if self.collapse is not None:
+            return "collapsed"
+        # The model is written after the last step.
+        if self.step >= self.config.run.steps and self._files.model.is_dir():
+            return "finished"
+        saved = [int(path.name.removeprefix("step-")) for path in list_checkpoints(self._files.checkpoints)]
+        return "stopped" if self.step in saved else "failed"
+
+    @property
+    def collapse(self) -> Collapse | None:
+        """Since when the run has collapsed, and why; None if it has not."""
+        return find_collapse(self.metrics)
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """The metrics of every step, each with its `step`; docs/metrics.md explains them."""
+        return read_metrics(self._files.metrics, warnings.warn)
+
+    def curve(self, metric: str) -> tuple[list[int], list[float]]:
+        """Return the steps at which a metric was measured, and its values, as a plot takes them."""
+        records = self.metrics
+        found = [(int(record["step"]), record[metric]) for record in records if metric in record]
+        if not found:
+            known = sorted({name for record in records for name in record} - {"step"})
+            raise ValueError(f"{self.path} has no metric {shown(metric)}; it has {', '.join(known) or 'none'}")
+        return [step for step, _ in found], [value for _, value in found]
+
+    @property
+    def alarms(self) -> list[dict[str, Any]]:
+        """The alarms of the run: step, name, message, evidence and what to try."""
+        return list(iter_step_lines(self._files.alarms, warnings.warn))
+
+    @property
+    def records(self) -> Records:
+        """Every response, token by token: docs/record.md."""
+        return open_run(self.path)
+
+    @property
+    def model(self) -> Any:
+        """The trained model, as one of transformers: the finished one, or that of the newest checkpoint."""
+        return self._policy.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model."""
+        return self._policy.tokenizer
+
+    @cached_property
+    def _policy(self) -> Policy:
+        policy = open_policy(str(self.path.absolute()))  # absolute: a folder `demo` is not the model `demo`
+        policy.model.eval()
+        return policy
+
+    @property
+    def _files(self) -> RunFolder:
+        return RunFolder(self.path)
+
+
+def load_run(path: str | Path) -> SavedRun:
+    """Open the folder of a run, which may still be going on."""
+    folder = Path(path)
+    if not (folder / "config.toml").is_file():
+        raise ValueError(f"{shown(str(path), 300)} holds no run: a run is a folder with config.toml")
+    return SavedRun(folder)

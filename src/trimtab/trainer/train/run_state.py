@@ -1,26 +1,110 @@
-"""What a run saves and restores: its checkpoints, the weights of the KL reference, and the trained model."""
+"""What a run saves and restores: its checkpoints, also on a full disk, the KL reference, and the trained model."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict
+import errno
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from safetensors import SafetensorError
 from torch import Tensor
 
+import trimtab
 from trimtab import failpoints
 from trimtab.files import new_folder
-from trimtab.text import shown
+from trimtab.text import PrintLine, shown
 from trimtab.trainer.config import find_checkpoint
 from trimtab.trainer.model import Policy, Precision
 from trimtab.trainer.parallel import gather_to_leader, local_tensor
-from trimtab.trainer.train import checkpoints
+from trimtab.trainer.train import checkpoints, warm_start
 from trimtab.trainer.train.build import check_base, open_policy
-from trimtab.trainer.train.process import environment
 from trimtab.trainer.train.run_folder import RunFolder, config_fingerprint
 from trimtab.trainer.train.trainer import RunProgress, Trainer
+
+MOST_FAILED = 3  # checkpoints in a row that may fail
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass
+class CheckpointSaver:
+    """Saves the checkpoints that a run can be resumed from. `saved` is the step of the newest one."""
+
+    folder: Path
+    message: PrintLine
+    may_go_on: bool  # after `MOST_FAILED` failures
+    saved: int | None = None
+    failed: int = 0  # in a row
+    error: str = ""  # of the last failure
+
+    def save(self, step: int, write: Callable[[], None]) -> bool:
+        """Call `write`, which saves a step; return whether it is saved."""
+        try:
+            self.make_room_for(write)
+        except (checkpoints.CheckpointError, OSError) as error:
+            self.failed += 1
+            self.error = str(error)
+            if self.failed == 1:  # later it is known already, and it may happen at every step
+                more = f"stops if {MOST_FAILED - 1} more fail in a row (run.on_failed_checkpoint)"
+                then = "goes on without checkpoints until one can be written" if self.may_go_on else more
+                self.message(f"warning: {error}. A resume would start {self.way_back}; the run {then}")
+            return False
+        if self.failed:
+            self.message(f"the checkpoint of step {step} is written: a resume would go on from it")
+        self.saved, self.failed, self.error = step, 0, ""
+        return True
+
+    def make_room_for(self, write: Callable[[], None]) -> None:
+        """Call `write`; if the disk is full, remove what can be spared and call it again."""
+        while True:
+            try:
+                return write()
+            except (checkpoints.CheckpointError, OSError, SafetensorError) as error:
+                # Of a warm start in the cache only time is lost.
+                made = is_full(error) and (warm_start.make_room(self.folder) or checkpoints.make_room(self.folder))
+                if not made:
+                    raise
+                self.message(f"the disk is full: removed {made}; trying again")
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether too many checkpoints in a row have failed for the run to go on."""
+        return self.failed >= MOST_FAILED and not self.may_go_on
+
+    @property
+    def way_back(self) -> str:
+        """Where a resume would start."""
+        return "from the beginning, for nothing is saved" if self.saved is None else f"from step {self.saved}"
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Return whether a file could not be written because its disk or the user's share of it is full."""
+    while error is not None:
+        # safetensors names the number of the system's error only in its text.
+        if getattr(error, "errno", None) in FULL or any(f"os error {number})" in str(error) for number in FULL):
+            return True
+        error = error.__cause__
+    return False
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the software that the last bits of results depend on."""
+    return {
+        "trimtab": trimtab.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def environment(device: torch.device, processes: int = 1) -> dict[str, Any]:
+    """Return everything outside the recipe that the last bits of results depend on."""
+    several = {} if processes == 1 else {"processes": processes}
+    return {"threads": torch.get_num_threads(), "device": device.type, **several, **versions()}
 
 
 def save_checkpoint(folder: Path, trainer: Trainer, progress: RunProgress, keep: int) -> None:
@@ -68,7 +152,7 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
         # Keys that only one of the two has come from another version of trimtab and are not compared.
         now = config_fingerprint(trainer.config)
         before = saved.state["config_fingerprint"]
-        other = [key for key, value in before.items() if not _same(key, value, now.get(key, value))]
+        other = [key for key, value in before.items() if now.get(key, value) != value]
         if other:
             raise ValueError(f"it is of a run with another {', '.join(other)}")
         checkpoints.load_training_tensors(trainer.policy, trainer.optimizer, saved)
@@ -81,12 +165,6 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
             setattr(progress, name, value)
         if progress.step != saved.step or not isinstance(saved.state["environment"], dict):
             raise ValueError("its state is not valid")
-
-
-def _same(key: str, before: Any, now: Any) -> bool:
-    # Runs of earlier versions have relative paths of models, as they were given.
-    relative = key.startswith("model.") and isinstance(before, str) and os.path.abspath(before) == now
-    return bool(before == now) or relative
 
 
 def load_start(trainer: Trainer, progress: RunProgress) -> str:

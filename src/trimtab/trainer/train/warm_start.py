@@ -1,17 +1,21 @@
 """Warm start: a short supervised phase (SFT) on worked solutions before RL.
 
 Its weights are cached under a hash of everything they depend on, so runs that differ only in their objective share one
-warm start. The cache holds checkpoints, so a warm start that was killed or stopped is resumed; one that has ended is
-kept without the optimizer's state.
+warm start. The cache, one private folder for all runs of a user, is bounded in size. It holds checkpoints, so a warm
+start that was killed or stopped is resumed; one that has ended is kept without the optimizer's state.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import re
+import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +23,9 @@ import torch
 
 from trimtab import failpoints
 from trimtab.data import Problem, Repeats, Task, derive_seed, find_repeats, source_paths, worked_solutions
+from trimtab.files import cache_folder, private_folder
 from trimtab.own_parts import is_own, load_part, location
-from trimtab.stop_signals import SignalInterrupt, deferred_stop
+from trimtab.process import SignalInterrupt, deferred_stop
 from trimtab.trainer.config import Config, model_digest
 from trimtab.trainer.model import (
     LongPromptError,
@@ -35,25 +40,26 @@ from trimtab.trainer.model import (
     split_by_token_budget,
     start_gradients,
 )
-from trimtab.trainer.train import checkpoints, warm_cache
-from trimtab.trainer.train.build import build_tasks, check_demo_characters
-from trimtab.trainer.train.inputs import path_digest
+from trimtab.trainer.train import checkpoints
+from trimtab.trainer.train.build import build_tasks, check_demo_characters, path_digest
 from trimtab.trainer.train.reporting import Reporter, announce_stop
 from trimtab.trainer.train.responses import encode_problems, worked_transcript
 from trimtab.trainer.train.rollouts import evaluate
 from trimtab.trainer.train.trainer import Trainer
 
+LARGEST_CACHE = 20e9  # bytes, beyond which the warm starts that were not used for longest are removed
+
 
 def warm_start(trainer: Trainer, cache: Path | None, reporter: Reporter) -> None:
     """Train the policy on worked solutions, or load the weights of the same warm start from the cache, if there is one.
 
-    All processes of a run call it together; rank 0 alone reads and writes the cache's folder and heeds signals.
+    All processes of a run call it together; only rank 0 reads and writes the cache's folder and heeds signals.
     """
     policy, config, warm, world = trainer.policy, trainer.config, trainer.config.warm_start, trainer.world
     if not warm.steps:
         return
     folder = None if cache is None else cache / cache_key(config, world.size)
-    # An optimizer of its own: RL starts with fresh AdamW moments, whether the weights come from the cache or not.
+    # A separate optimizer: RL starts with fresh AdamW moments, whether the weights come from the cache or not.
     optimizer = make_optimizer(policy, warm.lr, config.update.betas, 0.0, world)
     first = 0
 
@@ -72,11 +78,12 @@ def warm_start(trainer: Trainer, cache: Path | None, reporter: Reporter) -> None
         found = checkpoints.load_newest(folder, restore, reporter.message) if world.leads else None
         if found is not None:
             reporter.message(f"warm start: goes on from step {found.step}, kept in {folder}")
-            warm_cache.note_use(folder)
+            note_use(folder)
         path = world.gather(found.path if found else None)[0]
         if path is not None and not world.leads:
             restore(checkpoints.read(path))
-    examples, warned = _examples(trainer), False
+    examples = _examples(trainer)
+    warned = False
     with deferred_stop(announce_stop(reporter)) as stop:
         for step in range(first, warm.steps):
             trainer.seed_dropout("warm dropout", step)
@@ -110,7 +117,7 @@ def _keep(folder: Path, step: int, tensors: checkpoints.TensorGroups, reached: b
         checkpoints.save(folder, step, tensors, {"target_reached": reached}, keep=1)
     except checkpoints.CheckpointError as error:
         return str(error)
-    warm_cache.note_use(folder)
+    note_use(folder)
     return ""
 
 
@@ -220,7 +227,7 @@ def _supervised_step(
     trainer: Trainer, optimizer: checkpoints.AnyOptimizer, batch: list[Transcript], step: int
 ) -> float:
     """Take one optimizer step on the token-mean cross-entropy of solutions, and return the loss."""
-    # Solutions have prompts of their own: there is nothing to share.
+    # Every solution has another prompt: there is nothing to share.
     policy, config, world = replace(trainer.policy, shared_prompts=False), trainer.config, trainer.world
     policy.model.train()
     for group in optimizer.param_groups:
@@ -243,3 +250,61 @@ def _supervised_step(
         raise ValueError(f"the warm start's gradient is not finite at step {step}: lower warm_start.lr")
     optimizer.step()
     return float(world.sum(total))
+
+
+@dataclass(frozen=True)
+class CachedWarmStart:
+    """A warm start in the cache: its folder, its bytes, and when it was last used."""
+
+    path: Path
+    size: int
+    used: float
+
+
+def open_cache() -> Path:
+    """Return the cache's folder, $TRIMTAB_WARM_START or `warm_start` in the user's cache; make it if it is missing."""
+    # Private: a user who could write there would choose the weights of later runs.
+    return private_folder(_root())
+
+
+def _root() -> Path:
+    named = os.environ.get("TRIMTAB_WARM_START")
+    return Path(named).expanduser() if named else cache_folder() / "warm_start"
+
+
+def list_warm_starts() -> list[CachedWarmStart]:
+    """Return the warm starts in the cache; those that were not used for longest come first."""
+    found = []
+    for path in _root().glob("*") if _root().is_dir() else ():
+        with suppress(OSError):  # another run has just removed it
+            if re.fullmatch(r"[0-9a-f]{16}", path.name) and path.is_dir():
+                files = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
+                found.append(CachedWarmStart(path, sum(files), path.stat().st_mtime))
+    return sorted(found, key=lambda each: each.used)
+
+
+def note_use(entry: Path) -> None:
+    """Note that a warm start is in use, and remove others that the cache has no room for."""
+    with suppress(OSError):
+        os.utime(entry)
+    kept = list_warm_starts()
+    while sum(each.size for each in kept) > LARGEST_CACHE and kept[0].path != entry:
+        shutil.rmtree(kept.pop(0).path, ignore_errors=True)
+
+
+def remove_warm_starts(most: int | None = None) -> list[CachedWarmStart]:
+    """Remove so many warm starts, or all, those first that were not used for longest; return what was removed."""
+    found = list_warm_starts()[:most]
+    if found:
+        open_cache()  # raises if it is not the user's
+    for each in found:
+        shutil.rmtree(each.path)
+    return found
+
+
+def make_room(folder: Path) -> Path | None:
+    """Remove a warm start from the disk of a folder, and return it; None if there is none."""
+    with suppress(OSError):
+        if _root().stat().st_dev == folder.stat().st_dev:
+            return next((each.path for each in remove_warm_starts(1)), None)
+    return None

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-METRICS = (
+COLLAPSE_METRICS = (
     "eval/accuracy", "reward/accuracy", "eval/score", "reward/score", "policy/entropy", "groups/mixed_share",
     "update/skipped", "update/ratio_mean",
 )  # fmt: skip
@@ -28,13 +28,13 @@ HOLD_STEPS = 10  # accuracy on a few hundred problems falls and returns within a
 RECENT = 5  # steps whose median is the value now: one odd step decides nothing
 LEFT = 2.0  # factor between the first value and those after it, from which only the first is the start
 LOST = 0.5  # of the best accuracy
-MIN_BEST = 0.1  # a best accuracy below this is no level to fall from
+MIN_BEST = 0.1  # a best accuracy below this is not a level to fall from
 EMPTIED, FALLING = 0.1, 0.75  # of the entropy at the start, of the best accuracy
 SIGNAL, NO_SIGNAL = 0.1, 0.02  # share of groups whose rewards differ: some, none
 LOW = "low"  # the kind of a fall that lasted too short a time to be a collapse
 MOSTLY_WRONG = 0.5  # accuracy: a policy that is right more often may have solved what it can
 
-DEFINITION = (
+COLLAPSE_DEFINITION = (
     f"A run has collapsed if one of these holds from some step to its end, for {HOLD_STEPS} steps or more: held-out "
     f"accuracy is below {LOST:.0%} of its best; or entropy is below {EMPTIED:.0%} of that at the start and accuracy "
     f"below {FALLING:.0%} of its best; or most answers are wrong and rewards no longer differ within any group, so "
@@ -111,7 +111,8 @@ class CollapseDetector:
                 if len(first) <= RECENT:
                     first.append(record[name])
         new_accuracy = self._update_accuracy(record)
-        step, found = int(record["step"]), self._criteria(record)
+        step = int(record["step"])
+        found = self._criteria(record)
         self.streaks = {kind: self.streaks.get(kind) or _Streak(step, "") for kind in found}
         for kind, streak in self.streaks.items():
             streak.message = found[kind]
@@ -162,7 +163,7 @@ class CollapseDetector:
         lasting = [
             Collapse(streak.step, kind, streak.message)
             for kind, streak in self.streaks.items()
-            # A single low evaluation that no other followed is no proof, however many steps ago it was.
+            # A single low evaluation that no other followed proves nothing, even if it was many steps ago.
             if step - streak.step >= HOLD_STEPS and (kind in ("stuck", "nonfinite") or streak.evaluations > 1)
         ]
         return min(lasting, key=lambda each: each.step, default=None)

@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 import pytest
 
-from trimtab.collapse import HOLD_STEPS, Collapse, CollapseDetector, find_collapse, find_fall
+from trimtab.record.collapse import HOLD_STEPS, Collapse, CollapseDetector, find_collapse, find_fall
 
 
 def records(

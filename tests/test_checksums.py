@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from trimtab import private_cache
-from trimtab.private_cache import content_digest, folder_digest, private_folder
+from trimtab import files
+from trimtab.files import content_digest, folder_digest, private_folder
 
 
 @pytest.fixture
 def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Every file that is read to its end; every file counts as large and as written long ago."""
     monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(private_cache, "LARGE_FILE", 0)
-    monkeypatch.setattr(private_cache, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(files, "LARGE_FILE", 0)
+    monkeypatch.setattr(files, "SETTLED_SECONDS", -1.0)
     read: list[Path] = []
-    whole = private_cache._sha256
-    monkeypatch.setattr(private_cache, "_sha256", lambda path: (read.append(path), whole(path))[1])
+    whole = files._sha256
+    monkeypatch.setattr(files, "_sha256", lambda path: (read.append(path), whole(path))[1])
     return read
 
 
@@ -58,7 +58,7 @@ def test_other_contents_of_the_same_size_and_time_are_noticed(
 def test_the_checksum_of_a_file_that_was_just_written_is_not_kept(
     tmp_path: Path, hashed: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private_cache, "SETTLED_SECONDS", 1_000.0)
+    monkeypatch.setattr(files, "SETTLED_SECONDS", 1_000.0)
     (tmp_path / "weights").write_bytes(b"11")
     content_digest(tmp_path / "weights")
     content_digest(tmp_path / "weights")
@@ -76,11 +76,11 @@ def test_a_damaged_list_of_checksums_costs_only_time(content: str, tmp_path: Pat
 def test_no_more_than_so_many_checksums_are_kept(
     tmp_path: Path, hashed: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private_cache, "MOST_DIGESTS", 3)
+    monkeypatch.setattr(files, "MOST_DIGESTS", 3)
     for number in range(5):
         (tmp_path / str(number)).write_text("x")
         content_digest(tmp_path / str(number))
-    assert [Path(name).name for name in private_cache._kept_digests()] == ["2", "3", "4"]
+    assert [Path(name).name for name in files._kept_digests()] == ["2", "3", "4"]
 
 
 def test_a_folder_has_another_digest_after_a_file_is_renamed(tmp_path: Path) -> None:

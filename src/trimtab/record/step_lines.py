@@ -1,7 +1,7 @@
 """JSON lines that belong to steps: a run's metrics, alarms and skipped updates.
 
-A line that is no JSON object with a step is left out and reported with its file and row. Only a last line without its
-newline is not reported: a killed process leaves one, and so does a process that is writing it.
+A line that is not a JSON object with a step is left out and reported with its file and row. Only a last line without
+its newline is not reported: a killed process leaves one, and so does a process that is writing it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def iter_step_lines(path: Path, on_error: Callable[[str], object]) -> Iterator[d
             on_error(f"{path} is not a file")
         return
     bad = 0
-    with path.open("rb") as file:  # as bytes, so that a byte that is not UTF-8 spoils its own line alone
+    with path.open("rb") as file:  # as bytes, so that a byte that is not UTF-8 spoils only its own line
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
             try:
                 if line.strip():
@@ -44,7 +44,7 @@ def iter_step_lines(path: Path, on_error: Callable[[str], object]) -> Iterator[d
 
 
 def read_metrics(path: Path, on_error: Callable[[str], object]) -> list[dict[str, float]]:
-    """Return the step and the finite numbers of every line; whatever else is in a line is no metric."""
+    """Return the step and the finite numbers of every line; nothing else in a line is a metric."""
     return [
         {name: value for name, value in row.items() if is_finite_number(value)}
         for row in iter_step_lines(path, on_error)
@@ -52,7 +52,7 @@ def read_metrics(path: Path, on_error: Callable[[str], object]) -> list[dict[str
 
 
 def last_step(path: Path) -> int:
-    """Return the step of the last line that has one, without reading all of the file; 0 where there is none."""
+    """Return the step of the last line that has one, without reading all of the file; 0 if there is none."""
     if not path.is_file():
         return 0
     with path.open("rb") as file:

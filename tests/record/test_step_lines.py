@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.step_lines import LONGEST_LINE, iter_step_lines, last_step, read_metrics
+from trimtab.record.step_lines import LONGEST_LINE, iter_step_lines, last_step, read_metrics
 from trimtab.trainer.train import RunFolder
 
 BAD = [
