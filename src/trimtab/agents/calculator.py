@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 MAX_CHARS, MAX_DEPTH = 1_000, 50
+MAX_PLACES = 30  # of a decimal; longer ones are written as fractions
 MAX_BITS = 8_192  # of a numerator or denominator: 2,466 digits
 _TOKEN = re.compile(r"\s*(?:(\d+\.?\d*|\.\d+)|(\*\*|//|[-+*/%^()]))")
 _SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
@@ -44,21 +45,12 @@ def written(value: Fraction) -> str:
     """Return a number as text: a whole number, a decimal where it ends, else a fraction and its first digits."""
     if value.denominator == 1:
         return str(value.numerator)
-    twos, rest = 0, value.denominator
-    while rest % 2 == 0:
-        rest, twos = rest // 2, twos + 1
-    fives = 0
-    while rest % 5 == 0:
-        rest, fives = rest // 5, fives + 1
-    if rest == 1 and max(twos, fives) <= 30:
-        return _decimal(value, max(twos, fives))
+    for places in range(1, MAX_PLACES + 1):
+        if (value * 10**places).denominator == 1:
+            digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
+            return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
     digits = "" if abs(value) >= 10**15 or abs(value) < Fraction(1, 10**6) else f" (about {float(value):.10g})"
     return f"{value.numerator}/{value.denominator}{digits}"
-
-
-def _decimal(value: Fraction, places: int) -> str:
-    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
-    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
 
 
 class _Parser:

@@ -22,8 +22,8 @@ from trimtab.trainer.model.score import (
     split_by_token_budget,
     to_device,
     tool_tokens,
+    with_shared_prompts,
 )
-from trimtab.trainer.model.shared_prompts import with_shared_prompts
 from trimtab.trainer.model.update import (
     UpdateOptions,
     UpdateResult,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +22,9 @@ from trimtab.objectives import Moments, moments
 from trimtab.trainer.model.lm_head import Head, head_scores
 from trimtab.trainer.model.packed import PackedBatch, packed_hidden_states
 from trimtab.trainer.model.policy import Policy
-from trimtab.trainer.model.shared_prompts import shared_hidden_states
 from trimtab.trainer.parallel import forget_forwards
 
+SHARED_TOLERANCE = 1e-3  # relative distance of hidden states with and without a shared pass of prompts, in fp32
 _TORCH_DTYPES = {"int64": torch.int64, "float32": torch.float32}
 
 
@@ -136,7 +137,7 @@ def tool_tokens(transcripts: Sequence[Transcript]) -> np.ndarray:
 def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) -> tuple[Tensor, Tensor]:
     """Return the hidden states that predict each sampled token, and those tokens, both concatenated."""
     if policy.shared_prompts:
-        return shared_hidden_states(policy, transcripts)
+        return _shared_hidden_states(policy, transcripts)
     ids = np.concatenate([t.ids for t in transcripts])
     lengths = np.array([len(t) for t in transcripts])
     response_lengths = np.array([len(t.response) for t in transcripts])
@@ -156,9 +157,7 @@ def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) ->
         batch = PackedBatch(flat, position_ids, bounds.to(torch.int32), int(lengths.max()))
         hidden = packed_hidden_states(policy.backbone, batch)
     else:
-        real = np.arange(lengths.max()) < lengths[:, None]
-        table = np.full(real.shape, policy.pad_token_id)
-        table[real] = ids
+        table, real = _padded(ids, lengths, policy.pad_token_id)
         # How far padding of the rows before shifts each response token.
         shift = (np.arange(len(lengths)) * real.shape[1] - cu_seqlens[:-1])[owner]
         rows, mask, before, tokens = to_device(
@@ -166,6 +165,49 @@ def response_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) ->
         )
         hidden = policy.hidden_states(rows, mask).flatten(0, 1)
     return hidden.index_select(0, before), tokens
+
+
+def _shared_hidden_states(policy: Policy, transcripts: Sequence[Transcript]) -> tuple[Tensor, Tensor]:
+    """Do what `response_hidden_states` does with one pass for every prompt, by the KV cache of transformers.
+
+    Its keys and values are repeated for its responses, gradients included. The result is that of whole rows up to
+    rounding.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    owner = torch.tensor([numbers.setdefault(tuple(t.prompt), len(numbers)) for t in transcripts])
+    prompts, prompt_mask = _padded_rows([np.array(prompt) for prompt in numbers], policy.pad_token_id)
+    responses, real = _padded_rows([t.ids[len(t.prompt) :] for t in transcripts], policy.pad_token_id)
+    out = policy.backbone(input_ids=prompts, use_cache=True)
+    lengths = prompt_mask.sum(1)
+    last = torch.arange(len(prompts)) * prompts.shape[1] + lengths - 1
+    hidden = out.last_hidden_state.flatten(0, 1).index_select(0, last[owner])[:, None]
+    if responses.shape[1] > 1:  # the last token of a response predicts nothing
+        # As `batch_select_indices` does, but by index_select, whose gradient is a plain index_add.
+        for layer in out.past_key_values.layers:
+            layer.keys, layer.values = layer.keys.index_select(0, owner), layer.values.index_select(0, owner)
+        inputs = responses[:, :-1]
+        # Prompts are padded on the right: on the left the first queries would have no key, and NaN gradients.
+        mask = torch.cat([prompt_mask[owner], torch.ones_like(inputs, dtype=torch.bool)], 1)
+        positions = lengths[owner][:, None] + torch.arange(inputs.shape[1])
+        cache: dict[str, Any] = {"past_key_values": out.past_key_values, "use_cache": True}
+        later = policy.backbone(input_ids=inputs, attention_mask=mask.long(), position_ids=positions, **cache)
+        hidden = torch.cat([hidden, later.last_hidden_state], 1)
+    sampled = real.clone()
+    sampled[real] = torch.from_numpy(np.concatenate([t.sampled for t in transcripts]))
+    return hidden.flatten(0, 1).index_select(0, sampled.flatten().nonzero().squeeze(1)), responses[sampled]
+
+
+def _padded_rows(rows: Sequence[np.ndarray], pad: int) -> tuple[Tensor, Tensor]:
+    table, real = _padded(np.concatenate(rows), np.array([len(row) for row in rows]), pad)
+    return torch.from_numpy(table), torch.from_numpy(real)
+
+
+def _padded(values: np.ndarray, lengths: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return values as rows of these lengths, padded on the right, and a mask of what is not padding."""
+    real = np.arange(lengths.max()) < lengths[:, None]
+    table = np.full(real.shape, pad)
+    table[real] = values
+    return table, real
 
 
 def to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
@@ -247,3 +289,31 @@ def _score_micro_batch(
         for h, t in zip(hidden.split(head_chunk), tokens.split(head_chunk), strict=True)
     ]
     return Moments(*(torch.cat(values) for values in zip(*chunks, strict=True)))
+
+
+def with_shared_prompts(policy: Policy) -> Policy:
+    """Return the policy with shared passes of prompts; ValueError where its model does not support them."""
+    shared = replace(policy, shared_prompts=True)
+    if reason := _unsupported_reason(policy, shared):
+        name = type(policy.causal_lm).__name__
+        raise ValueError(f"update.shared_prompts = true does not work with {name} here: {reason}; set it to false")
+    return shared
+
+
+@torch.no_grad()
+def _unsupported_reason(policy: Policy, shared: Policy) -> str:
+    """Try a shared pass beside whole rows: return why it is not supported, or ""."""
+    if policy.device.type != "cpu" or policy.precision != "fp32":
+        return "it is for fp32 on a CPU"
+    config = policy.causal_lm.config
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return "padding between prompt and response would shift its sliding window"
+    some = [min(policy.eos_token_ids), policy.pad_token_id]
+    transcripts = [Transcript(some * n, some[:m]) for n, m in ((1, 1), (2, 2), (2, 1), (1, 2))]
+    policy.model.eval()
+    try:
+        whole, once = (response_hidden_states(each, transcripts)[0] for each in (policy, shared))
+    except Exception as error:  # any model may do anything
+        return f"{type(error).__name__}: {error}"
+    off = float((whole - once).norm() / whole.norm())
+    return "" if off <= SHARED_TOLERANCE else f"its hidden states are {off:.0%} off"
