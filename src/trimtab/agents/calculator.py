@@ -42,7 +42,7 @@ def calculator(expression: str) -> str:
 
 
 def written(value: Fraction) -> str:
-    """Return a number as text: a whole number, a decimal where it ends, else a fraction and its first digits."""
+    """Return a number as text: a whole number, a decimal if it ends, else a fraction and its first digits."""
     if value.denominator == 1:
         return str(value.numerator)
     for places in range(1, MAX_PLACES + 1):

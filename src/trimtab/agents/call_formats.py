@@ -40,7 +40,7 @@ class ParsedCall:
 
 
 def without_reasoning(text: str) -> str:
-    """Return a message without its reasoning: <think> ... </think>, also where the prompt opened the block."""
+    """Return a message without its reasoning: <think> ... </think>, also if the prompt opened the block."""
     opened, closed = text.find("<think>"), text.find("</think>")
     if closed >= 0 and not 0 <= opened < closed:
         text = text[closed + len("</think>") :]
@@ -56,7 +56,7 @@ def parse_calls(text: str, call_format: CallFormat, schemas: Mapping[str, Mappin
 
 
 def format_of(template: str | None) -> CallFormat:
-    """Return the format in which a chat template tells the model to write calls; Hermes's where it tells nothing."""
+    """Return the format in which a chat template tells the model to write calls; Hermes's if it tells nothing."""
     if template is None:
         return "plain"
     if "<function=" in template and "<tool_call>" in template:
@@ -143,7 +143,7 @@ def _plain(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[ParsedCa
 
 
 def _split_arguments(text: str, names: Sequence[str]) -> dict[str, str]:
-    """Return the text of each of several arguments: by name where one is written (`a=1`), else in their order."""
+    """Return the text of each of several arguments: by name if one is written (`a=1`), else in their order."""
     texts: dict[str, str] = {}
     decoder, position = json.JSONDecoder(), 0
     while text[position:].strip() and len(texts) < MAX_ARGUMENTS:

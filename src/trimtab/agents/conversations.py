@@ -49,7 +49,7 @@ class Dialogue:
         return False
 
     def run(self, calls: Sequence[ParsedCall]) -> list[tuple[str, str]] | None:
-        """Run the calls of a message; return tool and text of each reply, or None where the conversation is over."""
+        """Run the calls of a message; return tool and text of each reply, or None if the conversation is over."""
         conversation, told = self.conversation, []
         for call in calls[:MAX_CALLS]:
             if self.tools.failed is not None and self._all_tools.is_environments(call.tool):

@@ -16,7 +16,7 @@ from trimtab.data import Problem
 from trimtab.text import LEFT_OUT, cut_middle, shown
 
 OPENING_SECONDS = 60.0  # for an environment's `reset`, before the first message
-LEAST_SHARE = 16  # tokens; where several replies would have less each, they are given as one
+LEAST_SHARE = 16  # tokens; if several replies would have less each, they are given as one
 
 
 class ObservedText:
@@ -57,7 +57,7 @@ class ObservedText:
 
 
 def _cores(tokenizer: Any) -> tuple[Any, Any]:
-    """Return the core without tokens of markup, and one with them where the tokenizer itself would add spaces."""
+    """Return the core without tokens of markup, and one with them if the tokenizer itself would add spaces."""
     from tokenizers import Tokenizer, models
 
     backend = tokenizer.backend_tokenizer
@@ -176,7 +176,7 @@ class ReplyTemplate:
             )
 
     def prompt_tools(self, problem: Problem | None = None) -> list[dict[str, Any]]:
-        """Return the schemas for the chat template's `tools=`; empty where `prompts` writes them down."""
+        """Return the schemas for the chat template's `tools=`; empty if `prompts` writes them down."""
         return self.tools.schemas(problem) if self.writes_tools else []
 
     def prompts(self, problems: Sequence[Problem]) -> list[list[Mapping[str, str]]]:
@@ -237,7 +237,7 @@ class ReplyTemplate:
         return [number for piece in pieces for number in piece], pieces
 
     def _encode_markup(self, piece: str, tool: str) -> list[int]:
-        # The name is the model's where there is no such tool, and then it is left out.
+        # The name is the model's if there is no such tool, and then it is left out.
         text = piece.replace(NAME, tool if tool in self.tools.names else "")
         return self.text.encode_markup(text) if self.chat else self.text.encode(text)
 

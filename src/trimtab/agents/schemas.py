@@ -66,7 +66,7 @@ def environment_schemas(make: type, name: str) -> dict[str, dict[str, Any]]:
 
 
 def argument_problem(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-    """Return what is wrong with the arguments of a call, in words for the model; empty where nothing is."""
+    """Return what is wrong with the arguments of a call, in words for the model; empty if nothing is."""
     parameters = schema["function"]["parameters"]
     properties, required = parameters.get("properties", {}), parameters.get("required", [])
     signature = ", ".join(f"{key}: {_type_name(value)}" for key, value in properties.items())

@@ -24,7 +24,7 @@ NAME = "\0name\0"  # stands for the tool's name in a piece of markup
 QUESTION, ANSWER, THOUGHT, CALL_ID = "Qquestion", "Qanswer", "Qthought", "Qcall0000"
 PROBE = ' Qa "é<&>\\\n Qb\t '
 
-Render = Callable[[Sequence[Mapping[str, Any]]], str | None]  # None where the template refuses
+Render = Callable[[Sequence[Mapping[str, Any]]], str | None]  # None if the template refuses
 
 # What templates do to a reply's text. JSON is without its quotation marks: those are in the markup around it.
 TRANSFORMS: tuple[Callable[[str], str], ...] = (
@@ -42,7 +42,7 @@ TRANSFORMS: tuple[Callable[[str], str], ...] = (
 class TemplateDelta:
     """The markup before, between and after replies, `before` from the end of the message that called on.
 
-    `between` is None where a template has no way to give several. `changed` says how the template rewrites earlier
+    `between` is None if a template has no way to give several. `changed` says how the template rewrites earlier
     messages once more follow, if it does.
     """
 
@@ -70,7 +70,7 @@ def renderer(template: str, tokenizer: Any, tools: list[dict[str, Any]]) -> Rend
 
 
 def find_delta(render: Render, thinks: bool) -> TemplateDelta:
-    """Return what the template writes around replies; ValueError where a conversation cannot be continued at all.
+    """Return what the template writes around replies; ValueError if a conversation cannot be continued at all.
 
     `thinks`: the template knows reasoning blocks, so what it does with earlier ones is looked at.
     """
@@ -109,7 +109,7 @@ def _delta(render: Render, role: str) -> TemplateDelta | None:
 
 
 def _around(render: Render, role: str, count: int) -> list[str] | None:
-    """Return the pieces of markup around replies, from the end of the model's message on; None where it has none."""
+    """Return the pieces of markup around replies, from the end of the model's message on; None if it has none."""
     contents = [f"Qreply{number}" for number in range(count)]
     text = render([*_asked(), *_replies(role, contents)])
     if text is None or text.count(ANSWER) != 1:
@@ -135,7 +135,7 @@ def _replies(role: str, contents: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _rewritten(render: Render, delta: TemplateDelta, thinks: bool) -> str:
-    """Return how the template writes earlier messages differently once others follow; empty where it does not."""
+    """Return how the template writes earlier messages differently once others follow; empty if it does not."""
     begun = render([{"role": "user", "content": QUESTION}]) or ""
     texts = [(ANSWER, "the beginning of a message")]
     if thinks:

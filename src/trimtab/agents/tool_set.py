@@ -359,7 +359,7 @@ class OpenTools:
         self.close()
 
     def reward(self, conversation: Conversation, timeout: float) -> ToolResult | float | None:
-        """Return the environment's reward; a result in words where it failed."""
+        """Return the environment's reward; a result in words if it failed."""
         self.reset(timeout)
         if self.failed is not None or self.environment is None:
             return self.failed

@@ -99,7 +99,7 @@ class Conversation:
 
     @property
     def last_message(self) -> str:
-        """The text of the last message of the model; empty where there is none."""
+        """The text of the last message of the model; empty if there is none."""
         texts = [message.text for message in self.messages if message.role == "assistant"]
         return texts[-1] if texts else ""
 

@@ -1,7 +1,7 @@
 """Extract the final answer from a response: its last box, its last number, its last `Answer:` line.
 
 Responses are untrusted input. Everything here takes time linear in the response with a small constant, and numbers are
-parsed only where they are short, so that neither `9` a million times nor `1e999999999` costs anything.
+parsed only if they are short, so that neither `9` a million times nor `1e999999999` costs anything.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LISTED = re.compile(r"(?<=\d)(?: ,|, | , )(?=\d{3}(?!\d))", re.ASCII)  # `1, 23
 
 
 def last_box(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{...}` whose braces balance; None where there is none."""
+    r"""Return the content of the last `\boxed{...}` whose braces balance; None if there is none."""
     plain = _blank_escapes(text)
     box = _find_last_box(plain, len(plain), MAX_BRACES)
     return None if box is None else text[box[1] : box[2]]
@@ -128,7 +128,7 @@ def _open_boxes(content: str) -> str:
 
 
 def answer_line(text: str) -> str | None:
-    """Return what follows the last `Answer:` on its line; None where there is none."""
+    """Return what follows the last `Answer:` on its line; None if there is none."""
     places = {word: text.rfind(word) for word in ("answer", "Answer", "ANSWER")}
     for _ in range(MAX_ANCHORS):
         word, start = max(places.items(), key=lambda item: item[1])
@@ -179,7 +179,7 @@ def _blank_escapes(text: str) -> str:
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number of the text as it is written; None where there is none.
+    """Return the last number of the text as it is written; None if there is none.
 
     A number longer than `MAX_NUMBER_CHARS` is cut, and digits that commas join other than by thousands (`1,42`) are
     returned whole; `parse_number` accepts neither.

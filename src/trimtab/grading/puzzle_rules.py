@@ -150,7 +150,7 @@ class _Expression:
 
 
 def gym_score(answer: str, kind: str, entry: Mapping[str, Any], options: Mapping[str, Any]) -> float | None:
-    """Return the checker's score between 0 and 1; None where the checker failed."""
+    """Return the checker's score between 0 and 1; None if the checker failed."""
     checker = gym_dataset(kind, options)
     allowed = ANSWER_FILTERS.get(kind)
     if allowed and not allowed.fullmatch(answer):

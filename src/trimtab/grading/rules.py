@@ -93,7 +93,7 @@ def start_grading(
 
 
 def check_rule(rule: str) -> None:
-    """Raise an error that lists the rules where there is no such rule; nothing is loaded."""
+    """Raise an error that lists the rules if there is no such rule; nothing is loaded."""
     if rule not in _GRADERS and not re.fullmatch(rf"gym:\S+|{own_parts.PATTERN}|https?://\S+", rule):
         raise ValueError(f"there is no rule {shown(rule)}; the rules are {', '.join(RULES)}")
 

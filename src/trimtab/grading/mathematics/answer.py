@@ -203,7 +203,7 @@ def _is_solution(answer: ParsedAnswer) -> bool:
 def _make_list(members: list[ParsedAnswer], text: str, joint: str) -> ParsedAnswer:
     """Make a list; of equations of one variable (`x = 1 or x = 2`, `x = 1, 2`) it keeps the right sides.
 
-    Inequalities of one variable are a union (`x < 1 or x > 3`), or where `and` joins two, an interval.
+    Inequalities of one variable are a union (`x < 1 or x > 3`), or if `and` joins two, an interval.
     """
     names = {member.name for member in members if member.kind in ("equation", "inequality")}
     one_variable = len(names) == 1 and names != {""}
@@ -311,7 +311,7 @@ def _signed_variable(tokens: Sequence[Token]) -> str:
 
 
 def _variable_name(tokens: Sequence[Token]) -> str:
-    """Return an equation's left side where it is a name (`x`, `f(x)`, `AB`, `\\angle ABC`), else an empty text."""
+    """Return an equation's left side if it is a name (`x`, `f(x)`, `AB`, `\\angle ABC`), else an empty text."""
     if tokens and tokens[0].kind == "command" and tokens[0].text in ("angle", "triangle", "overline", "measuredangle"):
         name = "".join(token.text for token in tokens if token.text not in ("{", "}"))
         letters = all(token.kind in ("letter", "word") or token.text in ("{", "}") for token in tokens[1:])
@@ -424,7 +424,7 @@ def _parse_matrix(tokens: Sequence[Token], text: str, depth: int) -> ParsedAnswe
 
 
 def _parse_factor(tokens: Sequence[Token]) -> Node | None:
-    """Return what a matrix is multiplied by, 1 where nothing stands before it; None where that is no expression."""
+    """Return what a matrix is multiplied by, 1 if nothing stands before it; None where that is no expression."""
     if tokens and tokens[-1].text in ("cdot", "times"):
         tokens = tokens[:-1]
     if not tokens or (len(tokens) == 1 and tokens[0].text in ("+", "-")):

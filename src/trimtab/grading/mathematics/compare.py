@@ -189,7 +189,7 @@ def _is_polynomial(form: NormalForm) -> bool:
 
 
 def _equal_opaque(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallback) -> bool:
-    """Let the fallback decide where one of the two was not parsed, but never for a truth that is a plain number."""
+    """Let the fallback decide if one of the two was not parsed, but never for a truth that is a plain number."""
     if truth.kind == "value" and truth.node is not None and not symbols(truth.node):
         return False
     if "opaque" not in (truth.kind, extracted.kind):
@@ -241,7 +241,7 @@ def _equal_nodes(truth: ParsedAnswer, extracted: ParsedAnswer, a: Node, b: Node,
 def _rounds_to(truth: Node, extracted: Node, value: Fraction | None) -> bool:
     """Return whether a decimal truth is the answer rounded to the truth's last digit.
 
-    Only where the truth has enough digits to be a rounded number, and the answer is exact with no finite decimal:
+    Only if the truth has enough digits to be a rounded number, and the answer is exact with no finite decimal:
     3.142 is pi and 0.3333 is 1/3, but 12.5 is not 12.46.
     """
     if truth.kind != "number" or truth.decimals is None or extracted.kind == "number":

@@ -77,7 +77,7 @@ def _parse_truth(answer: str) -> ParsedAnswer:
 
 
 def _grade_here(extracted: str, truth: str) -> VerdictKind | None:
-    """Return the kind of verdict; None where only a worker can decide."""
+    """Return the kind of verdict; None if only a worker can decide."""
     if normalize_latex(extracted) == normalize_latex(truth) and normalize_latex(extracted):
         return "correct"
     parsed_truth, parsed = _parse_truth(truth), parse_answer(extracted)
@@ -98,7 +98,7 @@ def _grade_here(extracted: str, truth: str) -> VerdictKind | None:
     for member in undecided:
         for inner in _walk(member):
             if inner.node is not None:
-                estimate_bits(inner.node)  # raises where it is too costly
+                estimate_bits(inner.node)  # raises if it is too costly
         if any(inner.kind == "opaque" for inner in _walk(member)):
             check_text_cost(member.text)
     return None
@@ -124,7 +124,7 @@ def check_text_cost(text: str) -> None:
 
 
 def _tower(text: str) -> int:
-    """Return how many powers are nested in each other's exponents; raise where braces are nested too deep."""
+    """Return how many powers are nested in each other's exponents; raise if braces are nested too deep."""
     highest = depth = 0
     raised: list[int] = []
     for place, char in enumerate(text):
@@ -180,5 +180,5 @@ def _size(node: Node, bits: float) -> float:
         return max(bits, 1.0)
     # Floats overflow to infinity at once, where exact arithmetic would build the number.
     value = float_value(node)
-    size = math.inf if value is None else math.hypot(value.real, value.imag)  # abs() raises where it overflows
+    size = math.inf if value is None else math.hypot(value.real, value.imag)  # abs() raises if it overflows
     return size if size < 1e9 else 1e9

@@ -132,7 +132,7 @@ class NormalFormBuilder:
         return self.product([self.times(((p, e),), Fraction(1), (), Fraction(1)) for p, e in monomial])
 
     def function(self, name: str, arguments: list[NormalForm]) -> NormalForm:
-        """Apply a function: computed where the result is exact, else kept as an atom."""
+        """Apply a function: computed if the result is exact, else kept as an atom."""
         values = [rational(argument) for argument in arguments]
         exact = _exact(name, values) if all(value is not None for value in values) else None
         if exact is not None:

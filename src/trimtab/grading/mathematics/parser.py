@@ -225,7 +225,7 @@ class _Parser:
         raise ParseError(text)
 
     def parse_repeating(self, start: str) -> Node | None:
-        """Parse a repeating decimal (`0.1\\overline{6}`, `0.1\\dot{6}`, `0.(3)`); None where nothing repeats."""
+        """Parse a repeating decimal (`0.1\\overline{6}`, `0.1\\dot{6}`, `0.(3)`); None if nothing repeats."""
         dotted = self.peek() == "." and "." not in start
         if not (dotted or "." in start) or "e" in start.lower():
             return None

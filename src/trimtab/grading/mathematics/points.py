@@ -236,7 +236,7 @@ def evaluate(node: Node, values: Callable[[str], Any], backend: Any = FLOAT_BACK
 
 
 def float_value(node: Node, values: Callable[[str], Any] = lambda name: 1.0) -> complex | None:
-    """Return the expression's value in floating point; None where it cannot be computed."""
+    """Return the expression's value in floating point; None if it cannot be computed."""
     try:
         return complex(evaluate(node, values))
     except (ArithmeticError, ValueError, TypeError, NormalizeError):
@@ -300,7 +300,7 @@ def _differ(x: complex | None, y: complex | None, has_variables: bool) -> bool:
     """Return whether two values are surely not the same."""
     if x is None or y is None or cmath.isnan(x) or cmath.isnan(y):
         return False
-    left, right = math.hypot(x.real, x.imag), math.hypot(y.real, y.imag)  # abs() raises where it overflows
+    left, right = math.hypot(x.real, x.imag), math.hypot(y.real, y.imag)  # abs() raises if it overflows
     if math.isinf(left) or math.isinf(right):  # a quotient of two that overflow may be small: other points tell
         return min(left, right) < MUST_NOT_OVERFLOW and not has_variables
     return abs(x - y) > TOLERANCE * max(left, right, 1e-3)

@@ -164,7 +164,7 @@ def _command(name: str, source: str, position: int, spaced: bool) -> tuple[Token
 
 
 def _styled(style: str, source: str, position: int, spaced: bool) -> tuple[Token | None, int]:
-    """Return the token of a text or of letters in a style; None where only a style is set, and its content follows."""
+    """Return the token of a text or of letters in a style; None if only a style is set, and its content follows."""
     start = position
     while start < len(source) and source[start].isspace():
         start += 1
@@ -324,7 +324,7 @@ def split(
 def close_open_intervals(tokens: list[Token]) -> list[Token]:
     """Write the intervals `]a, b[`, `[a, b[` and `]a, b]` as `(a, b)`, `[a, b)` and `(a, b]`.
 
-    A `]` that closes nothing opens an interval. A `[` closes one where a comma came before it and nothing that it could
+    A `]` that closes nothing opens an interval. A `[` closes one if a comma came before it and nothing that it could
     open comes after it.
     """
     if not any(token.text in ("[", "]") for token in tokens):

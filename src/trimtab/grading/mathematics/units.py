@@ -132,7 +132,7 @@ _PART = re.compile(r"\s*(?:([A-Za-z]+(?:\.[A-Za-z]+)*)\.?(?:\s*\^\s*(-?\d))?|(/)
 
 
 def parse_unit(text: str) -> str | None:
-    """Return the unit that the text after a number names, in one spelling; None where it changes the number's value.
+    """Return the unit that the text after a number names, in one spelling; None if it changes the number's value.
 
     A measure is `cm^2` or `h^-1 km`. A known thing that is counted starts with `#`, words that are not known with `?`.
     """
@@ -157,7 +157,7 @@ def parse_unit(text: str) -> str | None:
 
 
 def _parse_measure(parts: list[tuple[str, int]]) -> str | None:
-    """Return a product of powers of measures, `per` included; None where a word is not a measure."""
+    """Return a product of powers of measures, `per` included; None if a word is not a measure."""
     if len(parts) > 1 and parts[-1][0].lower() in EXTENTS:
         parts = parts[:-1]
     if "per" in (parts[0][0].lower(), parts[-1][0].lower()):
@@ -191,7 +191,7 @@ def _parse_measure(parts: list[tuple[str, int]]) -> str | None:
 
 
 def _parse_counted(parts: list[tuple[str, int]]) -> str | None:
-    """Return a thing that is counted, with the words that describe it; None where a word is not known."""
+    """Return a thing that is counted, with the words that describe it; None if a word is not known."""
     words = [word.lower() for word, power in parts if power == 1]
     if "of" in words[1:]:  # `pieces of candy` are pieces
         place = words.index("of")
@@ -211,7 +211,7 @@ def _measure(word: str) -> str | None:
 
 
 def _thing(word: str) -> str | None:
-    """Return the name of a thing that is counted, in the singular; None where it is not known."""
+    """Return the name of a thing that is counted, in the singular; None if it is not known."""
     word = word.lower()
     endings = {"": "", "s": "", "es": "", "ies": "y"}
     forms = (word.removesuffix(old) + new for old, new in endings.items() if word.endswith(old))
@@ -282,7 +282,7 @@ def _strip_price(tokens: list[Token], money: str) -> tuple[list[Token], str | No
 
 
 def _unit_start(tokens: Sequence[Token]) -> int | None:
-    """Return where the unit at the end of an answer starts; None where there is none."""
+    """Return where the unit at the end of an answer starts; None if there is none."""
     first = len(tokens)
     while first > 1 and len(tokens) - first < MAX_UNIT_TOKENS and _may_be_in_unit(tokens, first - 1):
         first -= 1

@@ -219,7 +219,7 @@ def add_lora(
 
 
 def _check_targets(model: Any, targets: Sequence[str]) -> None:
-    """Raise ValueError for a name that is no linear layer's: peft ignores it where another one matches."""
+    """Raise ValueError for a name that is no linear layer's: peft ignores it if another one matches."""
     linear = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
     known = sorted({name.rpartition(".")[2] for name in linear})
     for target in targets:

@@ -204,7 +204,7 @@ def check_config(config: Any) -> None:
             raise ValueError(f"config.json has {name}={value}: it must be from 1 to {largest:,}")
     kernels = {getattr(text, f"_{kind}_implementation", None) for kind in ("attn", "experts")}
     for kernel in kernels:
-        # transformers would download and run it where the `kernels` package is installed.
+        # transformers would download and run it if the `kernels` package is installed.
         if "/" in str(kernel):
             raise ValueError(f"config.json asks for the kernel {kernel!r} from the hub, which is code: remove it")
 

@@ -292,7 +292,7 @@ def _score_micro_batch(
 
 
 def with_shared_prompts(policy: Policy) -> Policy:
-    """Return the policy with shared passes of prompts; ValueError where its model does not support them."""
+    """Return the policy with shared passes of prompts; ValueError if its model does not support them."""
     shared = replace(policy, shared_prompts=True)
     if reason := _unsupported_reason(policy, shared):
         name = type(policy.causal_lm).__name__
