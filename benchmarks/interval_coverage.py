@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from trimtab.intervals import difference_limits, mean_limits, share_limits
+from trimtab.experiments.intervals import difference_limits, mean_limits, share_limits
 
 PROBLEMS, SAMPLES, ROUNDS, SEED = 30, (32, 4), 10_000, 0
 GRID = 200_001  # points that means of difficulty are taken over

@@ -12,7 +12,7 @@ import pytest
 
 import laboratory_pages as pages
 from laboratory_pages import Row
-from trimtab.intervals import SeedDifference
+from trimtab.experiments.intervals import SeedDifference
 
 # A machine with a GPU may lack matplotlib.
 pictures = pytest.importorskip("laboratory_pictures", exc_type=ImportError)

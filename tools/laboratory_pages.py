@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median, mode
 from typing import Any, NamedTuple
 
-from trimtab.intervals import SeedDifference, seed_difference
+from trimtab.experiments.intervals import SeedDifference, seed_difference
 from trimtab.objectives import ATTACHMENTS
 from trimtab.text import NOTHING, markdown_table, number, percent
 

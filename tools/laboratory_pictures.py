@@ -12,7 +12,7 @@ import torch
 
 import laboratory_pages
 from laboratory_pages import BAND, SHOWN, Run
-from trimtab.intervals import mean_limits
+from trimtab.experiments.intervals import mean_limits
 
 mpl.use("svg")
 mpl.rcParams.update({"svg.hashsalt": "trimtab", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})

@@ -13,7 +13,7 @@ from typing import Any
 
 from trimtab.experiments.grid import AxisTable, RunFigures, read_stress
 from trimtab.experiments.grid.stress import HEADS
-from trimtab.intervals import t_quantile
+from trimtab.experiments.intervals import t_quantile
 from trimtab.text import markdown_table, percent
 
 RESULTS = Path(__file__).parent.parent / "benchmarks/results"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from trimtab.experiments.evaluate.folder import Generation
+from trimtab.experiments.intervals import Interval, difference_interval, mean_interval, score_interval, share_interval
 from trimtab.grading import Verdict
-from trimtab.intervals import Interval, difference_interval, mean_interval, score_interval, share_interval
 
 GRADER_FAILURES = ("too_costly", "crashed")  # kinds of verdict that say nothing about the response
 

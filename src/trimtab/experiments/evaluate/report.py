@@ -19,9 +19,9 @@ from trimtab.data import BENCHMARKS, find_benchmark
 from trimtab.experiments.evaluate.metrics import BenchmarkMetrics, paired_difference, score_difference
 from trimtab.experiments.evaluate.run import EvalResult
 from trimtab.experiments.evaluate.settings import EvalSettings, differences
+from trimtab.experiments.intervals import LEVEL, Interval, average
 from trimtab.files import write_atomically
-from trimtab.intervals import LEVEL, Interval, average
-from trimtab.text import NOTHING, printable
+from trimtab.text import NOTHING, markdown_table, number, printable
 from trimtab.trainer.train import versions
 
 # A model's name and a server's messages are untrusted text: everything shown goes through `printable`, and through
@@ -124,9 +124,9 @@ def show(console: Console, result: EvalResult, baseline: EvalResult | None = Non
     """Print the tables and notes."""
     for made in tables(result, baseline, papers):
         table = Table(title=Text(printable(made.title)), title_justify="left")
-        for number, name in enumerate(made.columns):
+        for position, name in enumerate(made.columns):
             # Only names may wrap: a number broken over two lines is misread.
-            table.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
+            table.add_column(name, justify="right" if position else "left", no_wrap=position > 0)
         for row in made.rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         console.print(table)
@@ -136,9 +136,12 @@ def show(console: Console, result: EvalResult, baseline: EvalResult | None = Non
 
 def write(result: EvalResult, baseline: EvalResult | None = None, papers: bool = False) -> None:
     """Write `result.md` and `result.json` beside the generations."""
-    text = "\n".join(map(_markdown, tables(result, baseline, papers)))
-    text += "\n" + "\n".join(f"- {printable(note)}" for note in notes(result, baseline)) + "\n"
-    write_atomically(result.folder.path / "result.md", text)
+    parts = []
+    for table in tables(result, baseline, papers):
+        rows = [[_escaped(cell) for cell in row] for row in table.rows]
+        parts += [f"## {_escaped(table.title)}", markdown_table(table.columns, rows)]
+    parts += ["\n".join(f"- {printable(note)}" for note in notes(result, baseline))]
+    write_atomically(result.folder.path / "result.md", "\n\n".join(parts) + "\n")
     stored = json.dumps(as_json(result, baseline), indent=2, allow_nan=False)
     write_atomically(result.folder.path / "result.json", stored + "\n")
 
@@ -204,7 +207,7 @@ def _score_table(result: EvalResult) -> ReportTable:
         last = metrics.pass_at[max(metrics.pass_at)] if metrics.pass_at else None
         title = f"{find_benchmark(name).title} ({metrics.problems})"
         rows.append([title, str(metrics.samples), percent(metrics.average), percent(last), percent(metrics.majority)])
-        rows[-1] += [_cell(metrics.score, _score)] if scored else []
+        rows[-1] += [_cell(metrics.score, number)] if scored else []
     total = _average(result)
     if total is not None:
         rows.append(["mean of benchmarks", "", percent(total), NOTHING, NOTHING, *([NOTHING] if scored else [])])
@@ -250,7 +253,7 @@ def _comparison_table(result: EvalResult, baseline: EvalResult) -> ReportTable:
         paired = [percent(difference, signed=True), str(difference.problems) if difference else "0"]
         rows.append([find_benchmark(name).title, ours, theirs, *paired, _significance(difference)])
         if scored := score_difference(result.samples[name], baseline.samples[name]):
-            both = [_cell(each.metrics[name].score, _score) for each in (result, baseline)]
+            both = [_cell(each.metrics[name].score, number) for each in (result, baseline)]
             paired = [_cell(scored, lambda value: f"{value:+.3f}"), str(scored.problems)]
             rows.append([f"{find_benchmark(name).title}, score", *both, *paired, _significance(scored)])
     columns = ("benchmark", "avg@k", "baseline", "difference", "paired problems", "")
@@ -308,10 +311,6 @@ def _sampling_notes(title: str, metrics: BenchmarkMetrics, settings: EvalSetting
     ]
 
 
-def _score(value: float) -> str:
-    return f"{value:.3f}"
-
-
 def _cell(interval: Interval | None, write: Callable[[float], str]) -> str:
     if interval is None:
         return NOTHING
@@ -326,11 +325,6 @@ def _interval_json(interval: Interval | None) -> dict[str, Any] | None:
     return {key: value if value is None or math.isfinite(value) else None for key, value in asdict(interval).items()}
 
 
-def _markdown(table: ReportTable) -> str:
-    """Return a table in Markdown, with what a model's name could do to it escaped."""
-    lines = [f"## {_escaped(table.title)}", "", f"| {' | '.join(table.columns)} |", "|---" * len(table.columns) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(_escaped, row))} |" for row in table.rows), ""])
-
-
 def _escaped(text: str) -> str:
-    return printable(text).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    """Return a text for Markdown, with what a model's name could do to it escaped."""
+    return printable(text).replace("<", "&lt;").replace("\n", " ")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from pydantic import TypeAdapter
@@ -36,18 +36,16 @@ from trimtab.trainer.train import build_task
 SampleKey = tuple[str, str, int]  # benchmark, problem, sample
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Decoding parameters of a paper."""
+class Decoding(NamedTuple):
+    """How responses are sampled."""
 
     temperature: float
     top_p: float
-    source: str
 
 
-PRESETS: Mapping[str, Preset] = {
-    "train": Preset(1.0, 1.0, "the policy as it was trained: STAPO (arXiv 2602.15620)"),
-    "justrl": Preset(0.7, 0.9, "JustRL's evaluation (arXiv 2512.16649), STAPO's second table"),
+PRESETS: Mapping[str, Decoding] = {
+    "train": Decoding(1.0, 1.0),  # the policy as it was trained: STAPO (arXiv 2602.15620)
+    "justrl": Decoding(0.7, 0.9),  # JustRL's evaluation (arXiv 2512.16649), STAPO's second table
 }
 
 # These do not affect which response is sampled (but for rounding), so a resumed evaluation may change them.
@@ -127,7 +125,7 @@ class EvalSettings:
         """Return the settings for people, one line each."""
         counts = ", ".join(f"{find_benchmark(name).title} x{self.samples[name]}" for name in self.benchmarks)
         # By the values, not by the option: --temperature may have moved a preset's decoding away from it.
-        preset = next((n for n, p in PRESETS.items() if (p.temperature, p.top_p) == (self.temperature, self.top_p)), "")
+        preset = next((name for name, each in PRESETS.items() if each == (self.temperature, self.top_p)), "")
         where = f"{self.endpoint} (OpenAI-compatible)" if self.sampler == "endpoint" else self.device
         held_out = all(name.startswith(HELD_OUT) for name in self.benchmarks)  # their prompts are those of the run
         lines = {
@@ -145,7 +143,7 @@ class EvalSettings:
         return "\n".join(f"{name:<11}{text}" for name, text in lines.items())
 
 
-def decoding(preset: str, temperature: float | None, top_p: float | None) -> tuple[float, float]:
+def decoding(preset: str, temperature: float | None, top_p: float | None) -> Decoding:
     """Return temperature and top-p of a preset, or what was given instead."""
     if preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}: {nearest(preset, PRESETS)}")
@@ -156,7 +154,7 @@ def decoding(preset: str, temperature: float | None, top_p: float | None) -> tup
         raise ValueError(f"--temperature {temperature:g}: it must be between 0 (greedy) and 10")
     if not 0 < top_p <= 1:
         raise ValueError(f"--top-p {top_p:g}: it must be more than 0 and at most 1")
-    return temperature, top_p
+    return Decoding(temperature, top_p)
 
 
 def parse_benchmarks(text: str | None) -> tuple[str, ...]:
@@ -224,7 +222,12 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[BenchmarkProblem]]
     rule = options.rule or common_rule([item for items in problems.values() for item in items])
     check_rule(rule)  # hours of sampling should not end with a misspelt rule
     native = options.connection is None
-    check_engine(options.engine, native)
+    if options.engine not in ("native", "vllm"):
+        raise ValueError(f"--engine {options.engine}: it must be native or vllm")
+    if options.engine == "vllm" and not native:
+        raise ValueError("--engine vllm samples in this process: leave it out with --endpoint")
+    if options.engine == "vllm":
+        require_vllm("--engine vllm")
     settings = EvalSettings(
         model=model,
         sampler=options.engine if native else "endpoint",
@@ -274,16 +277,6 @@ def tool_settings(options: EvalOptions) -> ToolSettings | None:
         max_observation_tokens=options.max_observation_tokens,
         timeout=options.tool_timeout,
     )
-
-
-def check_engine(engine: str, native: bool) -> None:
-    """Raise for an engine that does not exist, or is not installed."""
-    if engine not in ("native", "vllm"):
-        raise ValueError(f"--engine {engine}: it must be native or vllm")
-    if engine == "vllm" and not native:
-        raise ValueError("--engine vllm samples in this process: leave it out with --endpoint")
-    if engine == "vllm":
-        require_vllm("--engine vllm")
 
 
 def with_benchmarks(options: EvalOptions) -> EvalOptions:

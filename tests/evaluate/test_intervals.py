@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import interval_coverage as coverage
-from trimtab.intervals import (
+from trimtab.experiments.intervals import (
     Interval,
     average,
     difference_interval,
