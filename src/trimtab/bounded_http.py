@@ -26,10 +26,13 @@ from typing import IO, Any
 
 import httpx  # takes a tenth of a second: commands without a request import this module only where they send one
 
+from trimtab.text import printable
+
 IN_MEMORY = 1 << 16  # bytes of a body; the rest waits in a temporary file, since many requests may run at a time
 CONNECT_SECONDS = 30.0  # where the deadline is later: a model may need half an hour for a reply, a connection does not
 SECRET_LENGTH = 8  # characters; a shorter key, as vLLM's EMPTY, is no secret and may well be in a response
 HIDDEN = "(the key)"
+MESSAGE_LENGTH = 300  # characters of a server's message that are kept
 EXCERPT = 1 << 16  # bytes of a body in which an excerpt is searched for the key
 KEPT_HEADERS = ("location", "retry-after")  # of a reply; its charset, for one, could name any codec
 # What openai's client tells about this machine and its user's account, besides what a request needs.
@@ -54,6 +57,23 @@ def read_key(variable: str) -> str:
     if not (key.isascii() and key.isprintable()):
         raise ValueError(f"{variable} contains a character that no HTTP header can hold: check where it is set")
     return key
+
+
+def url_problem(url: str, query: bool = True) -> str:
+    """Return what is wrong with the address of a server: 'password' if it contains one, else why it is none, or ''."""
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        return "password" if "@" in url else f"is not a URL of a server ({error})"
+    known = parts.scheme in ("http", "https") and parts.host and (parts.port or 0) < 1 << 16
+    if parts.userinfo or (not known and "@" in url):
+        return "password"
+    return "" if known and not parts.fragment and (query or not parts.query) else "is not a URL of a server"
+
+
+def for_message(text: str) -> str:
+    """Return what a server sent as a message that can be shown: printable, on one line and short."""
+    return " ".join(printable(text).split())[:MESSAGE_LENGTH]
 
 
 def hide_key(text: str, key: str) -> str:

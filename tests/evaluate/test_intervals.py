@@ -23,7 +23,7 @@ from trimtab.experiments.intervals import (
     t_quantile,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROUNDS = coverage.ROUNDS  # a share near 95 % then has a standard error of two tenths of a point
 
 

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.grading.submission import FACTS, Submission
 from trimtab.grading.verdicts import Verdict, verdict_of
-from trimtab.text import printable, shorten, shown
+from trimtab.text import shown
 
 MAX_REPLY_BYTES = 1 << 22
-MESSAGE_LENGTH = 300  # characters of a server's message that are kept
 RETRY_STATUS = (408, 409, 425, 429)  # and all from 500 on
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds before the first retry, doubled before each next one
 
@@ -52,18 +51,12 @@ class HttpRule:
     key_variable: str = ""
 
     def __post_init__(self) -> None:
-        import httpx
+        from trimtab.bounded_http import read_key, url_problem
 
-        from trimtab.bounded_http import read_key
-
-        try:
-            parts = httpx.URL(self.url)
-            known = parts.scheme in ("http", "https") and parts.host and (parts.port or 0) < 1 << 16
-        except httpx.InvalidURL:
-            parts, known = httpx.URL(""), False
-        if parts.userinfo or (not known and "@" in self.url):
+        wrong = url_problem(self.url)
+        if wrong == "password":
             raise ValueError("the URL contains a password: put a key into an environment variable (key_variable)")
-        if not known or parts.fragment:
+        if wrong:
             raise ValueError(f"{shown(self.url)} is not a URL of a server, as http://localhost:8000/grade")
         for name, least in (("retries", 0), ("batch", 1), ("concurrency", 1)):
             value = getattr(self, name)
@@ -99,13 +92,15 @@ class HttpRule:
 
     async def _grade(self, client: BoundedClient, batch: Sequence[Submission]) -> list[Verdict]:
         """Grade a batch, with retries and growing pauses between them."""
+        from trimtab.bounded_http import for_message
+
         reason = ""
         for attempt in range(self.retries + 1):
             try:
                 values = await self._request(client, batch)
                 return [self._verdict(value, row, batch) for row, value in enumerate(values)]
             except ServiceError as error:
-                reason = shorten(" ".join(printable(str(error)).split()), MESSAGE_LENGTH)
+                reason = for_message(str(error))
                 if error.wait is None:
                     break
                 if attempt < self.retries:

@@ -143,10 +143,10 @@ class EvalOptions:
     @cached_property
     def connection(self) -> EndpointConnection | None:
         """Return how to reach the server; None where the model runs in this process."""
-        from trimtab.experiments.evaluate.endpoint import EndpointConnection
-
         if self.endpoint is None:
             return None
+        from trimtab.experiments.evaluate.endpoint import EndpointConnection
+
         return EndpointConnection(self.endpoint, self.concurrency, self.timeout, self.retries)
 
 

@@ -26,23 +26,17 @@ class BadCompletionError(ValueError):
 
 
 @dataclass(frozen=True)
-class ServerCall:
-    """A call of a tool as a server wrote it; `arguments` are JSON, if they are right."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
 class Choice:
-    """One response of a completion. `tokens` and the mean `logp` are those of its log-probabilities, if any."""
+    """One response of a completion. `tokens` and the mean `logp` are those of its log-probabilities, if any.
+
+    `calls` are in the form in which a server wants them back, with arguments that are JSON if the model was right.
+    """
 
     text: str
     finished: bool
     tokens: float | None = None
     logp: float | None = None
-    calls: tuple[ServerCall, ...] = ()
+    calls: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +124,7 @@ def _parse_choice(value: Any, place: str, max_new_tokens: int, left_out: list[st
     return Choice(text, finished, len(tokens), math.fsum(logps) / len(logps), calls)
 
 
-def _parse_calls(value: Any, place: str) -> tuple[ServerCall, ...]:
+def _parse_calls(value: Any, place: str) -> tuple[dict[str, Any], ...]:
     if not value:
         return ()
     if not isinstance(value, list) or len(value) > MAX_CALLS:
@@ -145,7 +139,7 @@ def _parse_calls(value: Any, place: str) -> tuple[ServerCall, ...]:
         name, number = function.get("name"), call.get("id") or f"call_{n}"
         if not isinstance(name, str) or not isinstance(number, str):
             raise BadCompletionError(f"{place}[{n}] has the name {_short(name)} and the id {_short(number)}: no texts")
-        calls.append(ServerCall(number, name, written))
+        calls.append({"id": number, "type": "function", "function": {"name": name, "arguments": written}})
     return tuple(calls)
 
 

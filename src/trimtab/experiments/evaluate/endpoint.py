@@ -15,28 +15,35 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import httpx
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 
 from trimtab.agents import Dialogue, Message, ParsedCall, ToolSet, read_json_call
+from trimtab.bounded_http import (
+    BoundedClient,
+    HttpError,
+    event_loop_thread,
+    for_message,
+    hide_key,
+    read_key,
+    url_problem,
+)
 from trimtab.data import BenchmarkProblem, Problem, derive_seed
 from trimtab.experiments.evaluate.completion import (
     MAX_BYTES,
     BadCompletionError,
     Choice,
     Completion,
-    ServerCall,
     parse_completion,
 )
 from trimtab.experiments.evaluate.folder import Batches, Generation, conversation_row, new_generation
 from trimtab.experiments.evaluate.settings import EvalSettings, SampleKey
-from trimtab.text import PrintLine, cut_middle, printable
+from trimtab.text import PrintLine, cut_middle
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
-MESSAGE_LENGTH = 300  # characters of a server's message that are kept
 KEY_VARIABLE = "OPENAI_API_KEY"
 SAMPLES_PER_REQUEST = 8
 TOKENS_PER_REQUEST = SAMPLES_PER_REQUEST * 20_480  # with their log-probabilities they fit into `MAX_BYTES`
@@ -64,22 +71,13 @@ class EndpointConnection:
     retries: int = 6
 
     def __post_init__(self) -> None:
-        import httpx
-
-        from trimtab.bounded_http import hide_key, read_key
-
-        parts, wrong = httpx.URL(""), ""
-        try:
-            parts = httpx.URL(self.url)
-        except httpx.InvalidURL as error:
-            wrong = f" ({error})"
-        if parts.userinfo or (wrong and "@" in self.url):  # before any message shows the address
+        wrong = url_problem(self.url, query=False)
+        if wrong == "password":  # before any message shows the address
             raise ValueError("--endpoint contains a password: put the key into OPENAI_API_KEY instead")
         key = read_key(KEY_VARIABLE)
-        known = parts.scheme in ("http", "https") and parts.host and (parts.port or 0) < 1 << 16
-        if not known or parts.query or parts.fragment:
+        if wrong:
             shown = for_message(hide_key(self.url, key))
-            raise ValueError(f"--endpoint {shown} is not a URL of a server{wrong}: give one like http://host:port/v1")
+            raise ValueError(f"--endpoint {shown} {wrong}: give one like http://host:port/v1")
         if self.concurrency < 1 or self.retries < 0 or not 0 < self.timeout < math.inf:
             raise ValueError("--concurrency must be at least 1, --retries at least 0, --timeout more than 0 and finite")
 
@@ -111,7 +109,6 @@ class EndpointGenerator:
 
     def generate(self, problems: Sequence[BenchmarkProblem], done: AbstractSet[SampleKey]) -> Batches:
         """Yield the missing samples by problem, as they arrive."""
-        from trimtab.bounded_http import event_loop_thread
 
         missing = ((item, sorted(key[2] for key in self.settings.sample_keys([item]) - done)) for item in problems)
         size = max(1, min(SAMPLES_PER_REQUEST, TOKENS_PER_REQUEST // self.settings.max_new_tokens))
@@ -167,9 +164,6 @@ class EndpointGenerator:
             raise errors.exceptions[0] from None
 
     def _open_client(self) -> AsyncOpenAI:
-        from openai import AsyncOpenAI
-
-        from trimtab.bounded_http import BoundedClient, read_key
 
         connection, key = self.connection, read_key(KEY_VARIABLE)
         limits: Any = {"seconds": connection.timeout, "max_bytes": MAX_BYTES}
@@ -188,10 +182,13 @@ class EndpointGenerator:
                 choices = await self._complete(client, prompt, len(samples), seed)
             except NoResponseError as error:
                 return await self._fail(item, samples, str(error))
-            found = zip(samples, choices, strict=False)
             batch = [
-                new_generation(item, sample, self.settings, seed=seed, **_fields(choice)) for sample, choice in found
-            ]
+                new_generation(
+                    item, sample, self.settings, seed=seed,
+                    text=choice.text, finished=choice.finished, tokens=choice.tokens, logp=choice.logp,
+                )
+                for sample, choice in zip(samples, choices, strict=False)
+            ]  # fmt: skip
             await self._store(batch)
             samples = samples[len(batch) :]
 
@@ -218,8 +215,6 @@ class EndpointGenerator:
         self, client: AsyncOpenAI, messages: Sequence[Mapping[str, Any]], count: int, seed: int, **more: Any
     ) -> list[Choice]:
         """Request up to `count` choices; optional fields that the server does not know are left out from then on."""
-        import httpx
-        from openai import APIConnectionError, APIStatusError
 
         while True:
             optional = {"n": count, "seed": seed, "logprobs": True}
@@ -256,7 +251,6 @@ class EndpointGenerator:
 
     def _parse(self, body: bytes) -> Completion:
         """Parse a completion; garbage is a failed request, which the client repeats."""
-        from trimtab.bounded_http import HttpError, hide_key, read_key
 
         self._connected = True
         try:
@@ -311,7 +305,6 @@ class EndpointConversation:
         self._longest = CHARACTERS_PER_TOKEN * settings.tools.max_observation_tokens
         self._budget = settings.max_new_tokens
         self._choices: list[Choice] = []
-        self._calls: tuple[ServerCall, ...] = ()
 
     @property
     def waits_for_message(self) -> bool:
@@ -326,30 +319,26 @@ class EndpointConversation:
     def hear(self, choice: Choice) -> bool:
         """Take the server's newest message; return whether its calls are to be run."""
         self._choices.append(choice)
-        self._calls = choice.calls
         if not choice.finished:  # cut off; what it calls may be cut off too
             self._dialogue.conversation.messages.append(Message("assistant", choice.text))
             self._dialogue.end("tokens")
             return False
-        return self._dialogue.hear(choice.text, choice.text, [_parsed(call) for call in choice.calls])
+        return self._dialogue.hear(choice.text, choice.text, _parsed_calls(choice))
 
     def run_calls(self) -> None:
         """Run the calls of the newest message and append what the server is to be told; it takes as long as they do."""
-        told = self._dialogue.run([_parsed(call) for call in self._calls])
+        told = self._dialogue.run(_parsed_calls(self._choices[-1]))
         if told is None:
             return
         told = [(tool, cut_middle(text, self._longest)) for tool, text in told]
         self._dialogue.tell(told)
-        called = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in self._calls
-        ]
-        self.messages.append({"role": "assistant", "content": self._choices[-1].text, "tool_calls": called})
+        calls = self._choices[-1].calls
+        self.messages.append({"role": "assistant", "content": self._choices[-1].text, "tool_calls": list(calls)})
         # Every call needs a reply, also one that was not run.
-        texts = [text for _, text in told] + ["Not run."] * (len(called) - len(told))
+        texts = [text for _, text in told] + ["Not run."] * (len(calls) - len(told))
         self.messages += [
-            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
-            for call, text in zip(self._calls, texts, strict=True)
+            {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": text}
+            for call, text in zip(calls, texts, strict=True)
         ]
 
     def finish(self) -> dict[str, Any]:
@@ -371,15 +360,6 @@ class EndpointConversation:
         self._dialogue.tools.close()
 
 
-def _parsed(call: ServerCall) -> ParsedCall:
-    return read_json_call({"name": call.name, "arguments": call.arguments or "{}"})
-
-
-def _fields(choice: Choice) -> dict[str, Any]:
-    """Return a choice as fields of `Generation`."""
-    return {key: value for key, value in asdict(choice).items() if key != "calls"}
-
-
-def for_message(text: str) -> str:
-    """Return a message that can be shown: printable, on one line and short."""
-    return " ".join(printable(text).split())[:MESSAGE_LENGTH]
+def _parsed_calls(choice: Choice) -> list[ParsedCall]:
+    functions = [call["function"] for call in choice.calls]
+    return [read_json_call({"name": each["name"], "arguments": each["arguments"] or "{}"}) for each in functions]

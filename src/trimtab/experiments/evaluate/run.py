@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trimtab.agents import ReplyTemplate, ToolSet
 from trimtab.data import BenchmarkProblem
 from trimtab.experiments.evaluate import EvalOptions, grading
-from trimtab.experiments.evaluate.endpoint import EndpointGenerator
 from trimtab.experiments.evaluate.folder import EvalFolder, Generation
 from trimtab.experiments.evaluate.metrics import BenchmarkMetrics, GradedSample, compute_metrics
 from trimtab.experiments.evaluate.native import NativeGenerator, open_model
@@ -24,6 +23,9 @@ from trimtab.text import PrintLine, one_line
 from trimtab.trainer.memory import is_out_of_memory
 from trimtab.trainer.model import Policy
 from trimtab.trainer.train import ToolUse
+
+if TYPE_CHECKING:
+    from trimtab.experiments.evaluate.endpoint import EndpointGenerator
 
 
 class EvalProgress(Protocol):
@@ -173,6 +175,8 @@ def open_generator(
 ) -> NativeGenerator | EndpointGenerator:
     """Return what generates the samples: a server, or a model in this process."""
     if options.connection is not None:
+        from trimtab.experiments.evaluate.endpoint import EndpointGenerator  # the openai package takes half a second
+
         return EndpointGenerator(options.connection, settings, options.name, log, tools)
     policy = open_model(options.name, settings.device, options.precision, options.chat)
     generator = NativeGenerator(policy, settings, options.entropy, tool_use(policy, settings, tools))
