@@ -157,7 +157,7 @@ def _watch_signals(notify: Callable[[int], object] = lambda number: None) -> Cal
     before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
     def end() -> None:
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
         ended.set()
         os.close(write)
         thread.join()
