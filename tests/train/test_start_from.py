@@ -21,7 +21,6 @@ from trimtab.data import Problem
 from trimtab.trainer.config import base_model, find_run_model, load
 from trimtab.trainer.model import Policy, load_policy
 from trimtab.trainer.train import RunFolder, build_policy, open_policy
-from trimtab.trainer.train.checkpoints import write_manifest
 from trimtab.trainer.train.loop import train
 from trimtab.trainer.train.responses.prompts import encode_prompts
 from trimtab.trainer.train.run import Run
@@ -62,11 +61,6 @@ def saved(run: Path, step: int, file: str = "model") -> dict[str, torch.Tensor]:
 
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def write_manifest_again(checkpoint: Path) -> None:
-    (checkpoint / "manifest.json").unlink()
-    write_manifest(checkpoint)
 
 
 def logits(policy: Policy) -> torch.Tensor:
@@ -273,14 +267,6 @@ def test_a_relative_base_path_survives_a_change_of_folder(
     again = load_policy("../here/runs/lora/export-2", device="cpu")
     assert not hasattr(again.model, "peft_config")
     assert torch.equal(logits(again), logits(policy))
-    # A run of an earlier version has the path as it was given, in its checkpoints too.
-    monkeypatch.chdir(tmp_path / "here")
-    newest = Path("runs/lora/checkpoints/step-00000002")
-    for file in (Path("runs/lora/config.toml"), newest / "state.json"):
-        file.write_text(file.read_text().replace(str(tmp_path / "here/models/base"), "models/base"))
-    write_manifest_again(newest)
-    train(Run(load(Path("runs/lora/config.toml")), RunFolder(Path("runs/lora")), old := MessageLog(), resume=True))
-    assert old.has("resumed from step 2")
     monkeypatch.chdir(tmp_path / "there")
     config = load(Path("../here/runs/lora/config.toml"), ["run.steps=3"])
     train(Run(config, RunFolder(Path("../here/runs/lora")), log := MessageLog(), resume=True))
