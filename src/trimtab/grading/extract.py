@@ -22,6 +22,7 @@ MAX_JOINT_CHARS = 80  # between two of them
 
 Box = tuple[int, int, int]  # where it starts, and its content starts and ends
 _BOX_OR_BRACE = re.compile(r"(?:\\boxed\s*)?\{|\}")
+_PLAIN_BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 # Between boxes: a name of the next one, text, signs that only lay out, and what may then be left.
 _NAME = re.compile(r"(?<![^\s$(,])((?:[A-Za-z]|\\[a-z]+)(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?)\s*=[\s$]*$", re.ASCII)
 _TEXT = re.compile(r"\\(?:text|textrm|mathrm|mbox)\s*\{([^{}\\$]*)\}")
@@ -87,7 +88,9 @@ def _named(text: str, start: int, content: str) -> str:
 
 def _open_boxes(content: str) -> str:
     """Return what is inside a box that is all of a box's content."""
-    for _ in range(MAX_NESTED if "boxed" in content and len(content) <= MAX_LINE_CHARS else 0):
+    if "boxed" not in content or len(content) > MAX_LINE_CHARS:
+        return content
+    for _ in range(MAX_NESTED):
         held = content.strip()
         boxes = _boxes(held)
         if not boxes or (boxes[-1][0], boxes[-1][2]) != (0, len(held) - 1):
@@ -109,10 +112,12 @@ def _boxes(text: str) -> list[Box]:
     """Return the last boxes whose braces balance, in the order in which they close."""
     # Escaped braces do not count, and `\\\\` breaks a line; the length stays the same.
     plain = text.replace("\\\\", "  ").replace("\\{", "  ").replace("\\}", "  ")
-    opened: list[re.Match[str]] = []
-    found: list[Box] = []
     last = plain.rfind("\\boxed")
     first = plain.find("\\boxed", max(0, last - MAX_BOX_CHARS))
+    if first == last >= 0 and (only := _PLAIN_BOX.match(plain, last)):  # most responses: a fifth faster
+        return [(last, only.start(1), only.end(1))]
+    opened: list[re.Match[str]] = []
+    found: list[Box] = []
     for brace in islice(_BOX_OR_BRACE.finditer(plain, first), MAX_BRACES) if last >= 0 else ():
         if brace[0] != "}":
             opened.append(brace)
@@ -123,6 +128,8 @@ def _boxes(text: str) -> list[Box]:
 
 def _outermost(boxes: list[Box]) -> list[Box]:
     """Return the boxes that are not inside another one; what is around a box may be so long that it is no answer."""
+    if len(boxes) < 2:
+        return boxes
     outer: list[Box] = []
     for start, inner, end in boxes:
         if outer and outer[-1][0] > start and max(outer[-1][1] - start, end - outer[-1][2]) > MAX_LINE_CHARS:
