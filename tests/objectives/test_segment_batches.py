@@ -1,8 +1,4 @@
-"""Segment ids of whole batches against a plain reference: one regular expression over each response.
-
-The splitter caches what it finds between stretches of letters, so every test here runs on the cache that the tests
-before it filled, and must not notice.
-"""
+"""Segment ids of whole batches against a plain reference: each response by itself."""
 
 from __future__ import annotations
 
@@ -22,9 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from helpers.objectives.made_tokenizers import byte_level_bpe
 from helpers.objectives.plain_segments import plain_ids
 from trimtab.objectives import TokenBatch
-from trimtab.objectives.segments import splitter
-from trimtab.objectives.segments.segment_ids import DELIMITERS, segment_ids
-from trimtab.objectives.segments.token_bytes import token_bytes
+from trimtab.objectives.segments import DELIMITERS, segment_ids, token_bytes
 from trimtab.trainer.model.demo_model import demo_tokenizer
 
 HERE = Path(__file__).parents[2]
@@ -139,14 +133,16 @@ def test_tokens_in_any_order_are_split_the_plain_way(name: str) -> None:
         assert batch(mixed, tokenizer, options) == plain(mixed, spelling, options)
 
 
-# Awkward fragments, cut anywhere: what lies on both sides of every window's edge.
+# Awkward fragments, cut anywhere.
 
 FRAGMENTS = [
     *DELIMITERS, *"xtleftright\\é好😀05()[]{}\"'`*_$-=#|!", "”", "「", "」", "\u00a0", "\u3000", "1,000", "{,}", "…",
     r"\left", r"\right", r"\left.", r"\right.", r"\le", r"\!", r"\,", r"\)", "\\\\\n", ". ", ", ", "...", " word",
     "x.", ".y",
 ]  # fmt: skip
-PARTS = st.sampled_from([*(part.encode() for part in FRAGMENTS), b"\xff", b"\xe3", b"\x80", b"\x82", b"\xf0\x9f", b""])
+PARTS = st.sampled_from(
+    [*(part.encode() for part in FRAGMENTS), b"\xff", b"\xfe", b"\xe3", b"\x80", b"\x82", b"\xf0\x9f", b""]
+)
 
 
 @st.composite
@@ -181,8 +177,8 @@ def test_latex_brackets_spelt_by_many_tokens_are_still_seen() -> None:
                 assert batch([[*range(len(made))]], from_pieces(made), {}) == plain_ids(made)
 
 
-def test_windows_that_differ_in_their_last_token_alone_are_told_apart() -> None:
-    """Behind a backslash `t.` may be part of `\\left.`, so that the window goes on to the second one."""
+def test_letters_behind_a_backslash_need_not_be_latex() -> None:
+    """Behind a backslash `t.` may be part of `\\left.`, and here is not."""
     for pieces in (
         [b"x", b",", b",", b",", b"t.", b"a"],
         [b"\\", b"x", b",", b",", b",", b"t.", b"t.", b"a"],
@@ -197,13 +193,6 @@ def test_runs_of_closing_marks_of_any_length_are_split_the_plain_way() -> None:
             pieces = [b"so", b",", *[b")", b"."] * size, b"\xe3", b"\x80", end]
             for _ in range(2):
                 assert batch([[*range(len(pieces))]], from_pieces(pieces), {}) == plain_ids(pieces)
-
-
-def test_a_full_cache_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splitter, "_MAX_WINDOWS", 20)
-    for number in range(100):
-        pieces = [b"x", b";" * (number + 1), b" y", b"z;" + b")" * number, b"end"]
-        assert batch([[0, 1, 2, 3, 4]], from_pieces(pieces), {"delimiters": ";"}) == plain_ids(pieces, ";")
 
 
 class InterruptedTokenizer:
@@ -232,7 +221,7 @@ def test_after_an_interruption_the_next_call_is_right(at: int) -> None:
     assert segment_ids(ids, tokenizer).tolist() == segment_ids(ids, trained()).tolist()
 
 
-# Tokenizers that change, ids that are no place in a table, threads.
+# Tokenizers that change, ids of any size, threads.
 
 
 def test_a_tokenizer_that_changes_is_read_anew() -> None:
@@ -254,7 +243,7 @@ def test_a_table_that_changes_is_read_anew() -> None:
     assert segment_ids([0, 1, 2], table).tolist() == [0, 0, 0]
 
 
-def test_ids_that_no_table_has_room_for_are_special() -> None:
+def test_ids_that_a_tokenizer_does_not_know_are_special() -> None:
     table = {-7: b"a", 1: b".", 2: b"b", 1 << 40: b"c"}
     assert segment_ids([-7, 1, 1 << 50, 2, 1, -100, 1 << 40], table).tolist() == [0, 0, 0, 1, 1, 1, 2]
     first, second = encode(trained(), "a."), encode(trained(), "b")
@@ -312,3 +301,12 @@ def test_padded_tensors_give_the_ids_of_each_response_by_itself() -> None:
 def test_a_mask_that_does_not_belong_to_the_tokens_is_refused(more: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         segment_ids(torch.zeros(2, 3, dtype=torch.long), trained(), **more)
+
+
+def test_no_response_reaches_into_the_next() -> None:
+    """Not even if a model sampled the byte that stands for the end of a response."""
+    pieces = [b"a,", b'"', b".", b"5", b"\xfe", b"b.", b"\xfe", b".", b"5", b" c"]
+    for owner in ([0] * 10, [0, 0, 1, 1, 1, 2, 2, 2, 3, 3], [*range(10)]):
+        spans = [[pieces[at] for at in range(10) if owner[at] == number] for number in sorted({*owner})]
+        wanted = [number for span in spans for number in plain_ids(span)]
+        assert segment_ids(list(range(10)), from_pieces(pieces), sequence=owner).tolist() == wanted

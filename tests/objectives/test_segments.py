@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from trimtab.objectives.segments.segment_ids import DELIMITERS, segment_ids
+from trimtab.objectives.segments import DELIMITERS, segment_ids
 
 BAR = "¦"
 EOS = "<|im_end|>"

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from trimtab.objectives.segments.segment_ids import DELIMITERS
+from trimtab.objectives.segments import DELIMITERS
 
 CLOSERS = ")]}\u201d\u2019\u00bb）】〕』」》〉］｝\u00a0\u3000"
 
