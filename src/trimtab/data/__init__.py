@@ -30,7 +30,6 @@ from trimtab.data.problems import (
     Problem,
     Split,
     Task,
-    TaskOption,
     derive_seed,
     optional_module,
     problem_index,
@@ -41,11 +40,14 @@ from trimtab.data.problems import (
 from trimtab.data.registry import TASKS, build_task, has_held_out_problems, task_options
 from trimtab.data.repeats import Repeats, find_repeats
 from trimtab.data.sampler import PromptTokens, Reply, Response, Sampler, SamplingOptions, Turns, check_prompts
+from trimtab.own_parts import Option
+
+TaskOption = Option  # of a task, in files of users
 
 __all__ = [
     "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "HELD_OUT", "PROMPT_SUFFIX", "TASKS", "Arithmetic",
-    "BenchmarkProblem", "Countdown", "FixedTask", "GymTask", "Message", "Problem", "PromptTokens", "Repeats", "Reply",
-    "Response", "Sampler", "SamplingOptions", "Split", "Task", "TaskOption", "Turns", "build_task",
+    "BenchmarkProblem", "Countdown", "FixedTask", "GymTask", "Message", "Option", "Problem", "PromptTokens", "Repeats",
+    "Reply", "Response", "Sampler", "SamplingOptions", "Split", "Task", "TaskOption", "Turns", "build_task",
     "check_columns", "check_paths", "check_prompts", "derive_seed", "find_benchmark", "find_repeats", "gsm8k",
     "gym_dataset", "has_held_out_problems", "is_hub_data", "load_benchmark", "optional_module", "problem_index",
     "prompts_per_epoch", "read_file", "read_rows", "source_paths", "stream_index", "task_options", "user",

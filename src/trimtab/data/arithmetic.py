@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated, Literal, get_args
 
-from trimtab.data.problems import Message, Problem, Split, TaskOption, check_index, derive_seed, split_of, user
+from trimtab.data.problems import Message, Problem, Split, check_index, derive_seed, split_of, user
+from trimtab.own_parts import Option
 
 Family = Literal["addition", "subtraction", "multiplication", "product", "chain", "words"]
 PromptForm = Literal["bare", "instruct"]  # the recipe's key `task.form`
@@ -114,19 +115,19 @@ def call_transcript(tool: str, call: str, reply: str, answer: str) -> tuple[Mess
 
 def arithmetic_task(
     split: Split,
-    family: Annotated[Family, TaskOption("the kind of problem")] = "addition",
-    digits: Annotated[int, TaskOption("digits of each number", 1, 9)] = 2,
-    terms: Annotated[int, TaskOption("how many numbers a chain or word problem has", 2, 9)] = 3,
+    family: Annotated[Family, Option("the kind of problem")] = "addition",
+    digits: Annotated[int, Option("digits of each number", 1, 9)] = 2,
+    terms: Annotated[int, Option("how many numbers a chain or word problem has", 2, 9)] = 3,
     min_terms: Annotated[
-        int | None, TaskOption("mix problems with this many up to task.terms numbers; none: always task.terms", 2, 9)
+        int | None, Option("mix problems with this many up to task.terms numbers; none: always task.terms", 2, 9)
     ] = None,
     form: Annotated[
-        PromptForm, TaskOption(r"the prompt: bare is `12+34=`, instruct is a question that asks for a \boxed answer")
+        PromptForm, Option(r"the prompt: bare is `12+34=`, instruct is a question that asks for a \boxed answer")
     ] = "bare",
-    size: Annotated[int, TaskOption("number of problems per epoch", 1, 10_000_000)] = 10_000,
+    size: Annotated[int, Option("number of problems per epoch", 1, 10_000_000)] = 10_000,
     calls: Annotated[
         float,
-        TaskOption("share of worked solutions that call a tool: the calculator if bare, python if instruct", 0, 1),
+        Option("share of worked solutions that call a tool: the calculator if bare, python if instruct", 0, 1),
     ] = 0.0,
 ) -> Arithmetic:
     """Generated sums, differences, products, chains of them, and word problems, with worked solutions."""

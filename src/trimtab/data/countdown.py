@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from trimtab.data.problems import Problem, Split, TaskOption, check_index, derive_seed, split_of, user
+from trimtab.data.problems import Problem, Split, check_index, derive_seed, split_of, user
+from trimtab.own_parts import Option
 
 CountdownForm = Literal["expression", "steps"]
 TEST_ONE_IN = 10  # one question in ten is held out
@@ -144,17 +145,17 @@ class Countdown:
 
 def countdown_task(
     split: Split,
-    numbers: Annotated[int, TaskOption("how many numbers a problem has", 2, 6)] = 3,
-    largest: Annotated[int, TaskOption("the largest of the numbers, which start at 1", 1, 999)] = 9,
-    operations: Annotated[str, TaskOption("the operations that are allowed: one or more of + - * /")] = "+-*",
-    largest_target: Annotated[int, TaskOption("the largest target; the smallest is 0", 0, 9999)] = 99,
+    numbers: Annotated[int, Option("how many numbers a problem has", 2, 6)] = 3,
+    largest: Annotated[int, Option("the largest of the numbers, which start at 1", 1, 999)] = 9,
+    operations: Annotated[str, Option("the operations that are allowed: one or more of + - * /")] = "+-*",
+    largest_target: Annotated[int, Option("the largest target; the smallest is 0", 0, 9999)] = 99,
     form: Annotated[
-        CountdownForm, TaskOption("the response: expression is `3*7-5`, steps is `3*7=21,21-5=16`")
+        CountdownForm, Option("the response: expression is `3*7-5`, steps is `3*7=21,21-5=16`")
     ] = "expression",
     parentheses: Annotated[
-        bool, TaskOption("expression: whether some targets can only be reached with parentheses")
+        bool, Option("expression: whether some targets can only be reached with parentheses")
     ] = False,
-    size: Annotated[int, TaskOption("number of problems per epoch", 1, 10_000_000)] = 10_000,
+    size: Annotated[int, Option("number of problems per epoch", 1, 10_000_000)] = 10_000,
 ) -> Countdown:
     """Reach a target number with given numbers, each used once; there are many right answers."""
     return Countdown(numbers, largest, operations, largest_target, form, parentheses, size, split=split)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, get_args
 
-from trimtab.data.problems import Problem, Split, TaskOption, check_index, derive_seed, optional_module, split_of, user
+from trimtab.data.problems import Problem, Split, check_index, derive_seed, optional_module, split_of, user
+from trimtab.own_parts import Option
 
 SUFFIX = "\nPut your final answer within \\boxed{}."
 TEST_ONE_IN = 2  # half of all texts: problems are unlimited but slow to generate, so few should be rejected
@@ -86,8 +87,8 @@ class GymTask:
 def gym_task(
     kind: str,
     split: Split,
-    size: Annotated[int, TaskOption("number of problems per epoch", 1, 10_000_000)] = 10_000,
-    options: Annotated[dict[str, Any], TaskOption("options of the generator")] = {},  # noqa: B006  (never changed)
+    size: Annotated[int, Option("number of problems per epoch", 1, 10_000_000)] = 10_000,
+    options: Annotated[dict[str, Any], Option("options of the generator")] = {},  # noqa: B006  (never changed)
 ) -> GymTask:
     """Problems of one kind that reasoning-gym generates, graded by its own checker."""
     return GymTask(kind, size, options=options, split=split)

@@ -16,12 +16,10 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
-from trimtab.own_parts import Option
 from trimtab.text import install_command
 
 Message = Mapping[str, str]
 Split = Literal["train", "test"]
-TaskOption = Option  # the name of a task's option in users' files
 
 
 @dataclass(frozen=True)

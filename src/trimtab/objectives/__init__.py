@@ -11,6 +11,7 @@ from trimtab.objectives.plan import Plan, merge_metrics
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.reasons import REASON_WORDS, Reason, reason_words
 from trimtab.objectives.rules.penalties import Penalty, kl_estimate
+from trimtab.objectives.rules.s2t import spurious
 from trimtab.objectives.rules.stare import EntropyGate
 from trimtab.objectives.segments import segment_ids, token_bytes
 from trimtab.objectives.selection import largest, quantile, share_count
@@ -23,6 +24,6 @@ __all__ = [
     "LossOutput", "Moments", "Normalizer", "NotFiniteError", "Objective", "Penalty", "Plan", "PlanBuilder",
     "ProcessGroup", "Reason", "Surrogate", "TokenBatch", "TokenRule", "advantages", "describe", "entropy_control",
     "gather_rows", "gradient_norm_squared", "kl_estimate", "largest", "merge_metrics", "moments", "objective",
-    "option_names", "quantile", "reason_words", "segment_ids", "share_count", "splitmix64", "summary", "theory",
-    "token_bytes",
+    "option_names", "quantile", "reason_words", "segment_ids", "share_count", "splitmix64", "spurious", "summary",
+    "theory", "token_bytes",
 ]  # fmt: skip

@@ -38,7 +38,7 @@ H_MAX, H_BINS = 6.0, 48  # entropy in nats
 S_RANGE, S_BINS = (-4.0, 8.0), 60  # surprisal minus the critical surprisal
 A_RANGE, A_BINS = (-3.0, 3.0), 48  # advantage
 POPULATIONS = ("rewarded", "punished", "neutral", "silenced")
-QUADRANTS = ("rewarded_expected", "rewarded_surprising", "punished_expected", "punished_surprising")
+QUADRANTS = tuple(each.name.lower() for each in theory.Quadrant if each != theory.Quadrant.NEUTRAL)
 
 
 @dataclass(frozen=True)
@@ -231,10 +231,9 @@ class TokenStatistics:
         x, y = _bins(excess, S_RANGE, S_BINS), _bins(advantage, A_RANGE, A_BINS)
         signal = advantage != 0
         self.surprisal_advantage += _histogram(y[signal], x[signal], A_BINS, S_BINS)
-        # The code is the index in QUADRANTS.
-        quadrant = np.where(advantage > 0, 0, 2) + (excess > 0)
-        for column, weights in enumerate((None, table.grad_norm[signal], table.entropy_change[signal])):
-            self.quadrants[:, column] += np.bincount(quadrant[signal], weights, len(QUADRANTS))
+        code = theory.quadrant(torch.tensor(advantage), torch.tensor(-excess), torch.zeros(())).numpy()
+        for column, weights in enumerate((None, table.grad_norm, table.entropy_change)):
+            self.quadrants[:, column] += np.bincount(code, weights, len(theory.Quadrant))[1:]  # without neutral ones
 
     def to_json(self) -> dict[str, Any]:
         """Return the statistics for the page."""

@@ -7,6 +7,7 @@ docs read the registry.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from trimtab.objectives.methods.registry import ATTACHMENTS, entry, method
@@ -149,8 +150,11 @@ def top_entropy(
 
 @method(paper="2512.16649")
 def justrl(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0) -> Objective:
-    """DAPO's clip and token mean, and nothing else: no KL, no entropy term, no dynamic sampling."""
-    return Objective("justrl", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean)
+    """Another name of dapo: DAPO's clip and token mean, and nothing else.
+
+    What JustRL does without are settings of the trainer: leave rollout.dynamic_sampling and reward.overlong_buffer off.
+    """
+    return replace(dapo(clip_low, clip_high, dual_clip), name="justrl")
 
 
 @method(paper="2505.22617")

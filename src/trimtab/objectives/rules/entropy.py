@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,6 +71,15 @@ def entropy_shaped_advantage(coef: float, cap: float) -> TokenRule:
     return TokenRule("entropy_advantage", f"A' = A + min({coef:g} H, {cap:g} |A|)", apply, ENTROPY)
 
 
+def checked_state(owner: str, state: Mapping[str, float], required: Iterable[str], known: Iterable[str]) -> list[float]:
+    """Return the values of a controller's state in the order of `known`, NaN for one that may be missing and is."""
+    if not {*required} <= {*state} <= {*known}:
+        raise ValueError(f"the state of {owner} has the keys {sorted(known)}, got {sorted(state)}")
+    if not all(math.isfinite(float(value)) for value in state.values()):
+        raise ValueError(f"the state of {owner} must be finite numbers, got {dict(state)}")
+    return [float(state.get(name, math.nan)) for name in known]
+
+
 @dataclass
 class AdaptiveCoefficient:
     """The coefficient of an entropy bonus: up by `rate` after a rollout below the target, down after one above it.
@@ -105,11 +114,9 @@ class AdaptiveCoefficient:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore a state that `state_dict` returned; anything else raises and changes nothing."""
-        if set(state) != {"current", "below"} or not all(math.isfinite(float(value)) for value in state.values()):
-            raise ValueError(
-                f"the state of an entropy bonus is finite numbers `current` and `below`, got {dict(state)}"
-            )
-        self.current, self.below = float(state["current"]), bool(state["below"])
+        keys = ("current", "below")
+        self.current, below = checked_state("an entropy bonus", state, keys, keys)
+        self.below = bool(below)
 
 
 def entropy_bonus(coef: float = 0.01, target: float | None = None, rate: float = 0.005) -> TokenRule:

@@ -6,8 +6,10 @@ import math
 from typing import Literal
 
 from trimtab.objectives import selection
+from trimtab.objectives.lazy_torch import Tensor
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.reasons import Reason
+from trimtab.objectives.token_batch import TokenBatch
 
 Population = Literal["candidates", "all"]
 Mask = Literal["spurious", "rare", "uncertain", "random"]
@@ -18,6 +20,21 @@ _MASK_WORDS: dict[Mask, str] = {
     "uncertain": "silenced: rare, uncertain and rewarded",
     "random": "silenced: picked at random from the rewarded tokens",
 }
+
+
+# A token is spurious if its surprisal is this many nats above the entropy, the surprisal's expectation: it is 20 times
+# less probable than what this distribution usually gives. Unlike a threshold on p, that fits any vocabulary.
+SPURIOUS_NATS = 3.0
+
+
+def spurious(batch: TokenBatch) -> Tensor:
+    """Return a mask (tokens,) of the rare, confident and rewarded tokens, for metrics and alarms of any objective.
+
+    S2T selects them as its paper does, by `tau_p` and a quantile of the mini-batch's entropies. These are options of a
+    run, and what is counted here must be comparable between runs.
+    """
+    assert batch.entropy is not None
+    return (batch.advantage > 0) & (-batch.old_logp - batch.entropy > SPURIOUS_NATS)
 
 
 def s2t(

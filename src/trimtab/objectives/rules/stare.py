@@ -11,6 +11,7 @@ from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.phi import MOMENTS, token_phi
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.reasons import Reason
+from trimtab.objectives.rules.entropy import checked_state
 from trimtab.objectives.selection import top_share
 
 GateScope = Literal["batch", "sample", "token", "none"]
@@ -71,14 +72,9 @@ class EntropyGate:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore a state that `state_dict` returned; a missing or non-finite value raises and changes nothing."""
-        known = {"is_open", "boost", "damp"}
-        if not known <= set(state) <= known | {"entropy"}:
-            raise ValueError(f"an entropy gate's state has the keys {sorted(known)}, got {sorted(state)}")
-        if not all(math.isfinite(float(value)) for value in state.values()):
-            raise ValueError(f"an entropy gate's state must be finite numbers, got {dict(state)}")
-        self.is_open = bool(state["is_open"])
-        self.boost, self.damp = float(state["boost"]), float(state["damp"])
-        self.entropy = float(state.get("entropy", math.nan))
+        keys = ("is_open", "boost", "damp", "entropy")
+        is_open, self.boost, self.damp, self.entropy = checked_state("an entropy gate", state, keys[:3], keys)
+        self.is_open = bool(is_open)
 
 
 def stare(

@@ -16,6 +16,7 @@ from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.phi import MOMENTS, estimated_phi, token_phi
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.reasons import Reason
+from trimtab.objectives.rules.entropy import checked_state
 
 PhiSource = Literal["exact", "estimated"]
 
@@ -100,12 +101,8 @@ class TrimControl:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore a state that `state_dict` returned; a missing or non-finite value raises and changes nothing."""
-        if not {"integral", "rollouts"} <= set(state) <= set(_STATE):
-            raise ValueError(f"the state of trim has the keys {sorted(_STATE)}, got {sorted(state)}")
-        if not all(math.isfinite(float(value)) for value in state.values()):
-            raise ValueError(f"the state of trim must be finite numbers, got {dict(state)}")
-        for name in _STATE:
-            setattr(self, name, float(state.get(name, math.nan)))
+        for name, value in zip(_STATE, checked_state("trim", state, ("integral", "rollouts"), _STATE), strict=True):
+            setattr(self, name, value)
 
 
 _STATE = tuple(f.name for f in fields(TrimControl))[-5:]

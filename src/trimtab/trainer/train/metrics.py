@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trimtab.grading import VERDICT_KINDS
 from trimtab.objectives import METRICS as OBJECTIVE_METRICS
-from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quantile, share_count
+from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quantile, share_count, spurious
 from trimtab.text import percent
 from trimtab.trainer.config import TASK_TERM, RewardConfig
 from trimtab.trainer.model import UpdateResult
@@ -25,9 +25,6 @@ from trimtab.trainer.train.rollouts import accuracy_by_source, has_reward_spread
 from trimtab.trainer.train.scoring import Experience
 
 MAX_NAMED = 20  # responses named in the record of a non-finite update
-# A token is spurious if its surprisal is this many nats above the entropy, the surprisal's expectation: it is 20 times
-# less probable than what this distribution usually gives. Unlike a threshold on p, that fits any vocabulary.
-SPURIOUS_NATS = 3.0
 TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS = 0.001, 10  # the top tokens by gradient norm: this share, at least so many
 NGRAM = 4  # tokens per n-gram of the repetition metric
 _ODD = 0x5851F42D4C957F2D  # the multiplier of Knuth's 64-bit LCG: hashes n-grams well modulo 2^64
@@ -230,12 +227,6 @@ def token_signals(batch: TokenBatch) -> dict[str, Tensor]:
     if batch.token is not None:
         signals["response/repetition_share"] = repetition_share(batch.token, batch.sequence)
     return signals
-
-
-def spurious(batch: TokenBatch) -> Tensor:
-    """Return a mask of the rare, confident and rewarded tokens: surprising by `SPURIOUS_NATS`, advantage > 0."""
-    assert batch.entropy is not None
-    return (batch.advantage > 0) & (-batch.old_logp - batch.entropy > SPURIOUS_NATS)
 
 
 def top_gradient_share(batch: TokenBatch) -> Tensor:
