@@ -27,7 +27,7 @@ KEPT = {"metrics.jsonl", "config.toml", "error.txt"}
 
 def make_run(name: str, seed: int, folder: Path, steps: int | None, deadline: float) -> str:
     """Make one run, keep only its metrics and configuration, and return how it ended."""
-    from trimtab.console.reporters import PlainReporter
+    from trimtab.cli.display import PlainReporter
     from trimtab.trainer.train import Run, RunStoppedError
     from trimtab.trainer.train.loop import train
     from trimtab.trainer.train.run_folder import RunFolder

@@ -29,9 +29,8 @@ import torch
 import trimtab.trainer.model.loading
 from result_file import about, save
 from trimtab.trainer.config import Config, parse
-from trimtab.trainer.memory.estimate import estimate_memory
-from trimtab.trainer.memory.model_shape import SMOLLM2
-from trimtab.trainer.memory.tracker import MemoryTracker
+from trimtab.trainer.memory.estimate import SMOLLM2, estimate_memory
+from trimtab.trainer.memory.fake_model import MemoryTracker
 from trimtab.trainer.model.demo_model import demo_tokenizer
 from trimtab.trainer.train import loop, scoring
 from trimtab.trainer.train.loop import train_step

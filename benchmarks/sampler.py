@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Pr
 from result_file import about, added_to, save
 from stopwatch import forget, seconds_of
 from trimtab.data import PromptTokens, Response, Sampler, SamplingOptions
-from trimtab.trainer.memory.model_shape import SMOLLM2
+from trimtab.trainer.memory.estimate import SMOLLM2
 from trimtab.trainer.model import Policy, Transcript, load_policy, score
 from trimtab.trainer.sampling import NativeSampler, PagedSampler
 from trimtab.trainer.train.build import build_sampler

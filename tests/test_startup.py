@@ -15,7 +15,7 @@ from trimtab.cli import app
 
 # Not pydantic: typer itself imports it where it is installed.
 HEAVY = ["httpx", "math_verify", "numpy", "openai", "pyarrow", "sympy", "tokenizers", "torch", "transformers"]
-LIGHT = ["trimtab", "trimtab.cli", "trimtab.experiments", "trimtab.experiments.evaluate",
+LIGHT = ["trimtab", "trimtab.cli", "trimtab.cli.commands", "trimtab.experiments", "trimtab.experiments.evaluate",
          "trimtab.process"]  # fmt: skip
 MAIN = """
 import atexit, json, sys

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from trimtab.console.display import RunDisplay
+from trimtab.cli.display import RunDisplay
 from trimtab.record import open_run
 from trimtab.trainer.config import load
 from trimtab.trainer.train import SampleText, describe_model, describe_task

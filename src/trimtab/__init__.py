@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trimtab.cli.from_python import train
     from trimtab.grading import rule
     from trimtab.objectives import (
         Comm,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     )
     from trimtab.objectives.methods.compose import objective
     from trimtab.own_parts import register
-    from trimtab.runs import SavedRun, load_run, train
+    from trimtab.trainer.train import SavedRun, load_run
 
 __version__ = "0.1.0"
 
@@ -37,7 +38,7 @@ HOMES = {
     "load_run": "trimtab.trainer.train",
     "register": "trimtab.own_parts",
     "rule": "trimtab.grading",
-    "train": "trimtab.runs",
+    "train": "trimtab.cli.from_python",
 }
 
 

@@ -78,7 +78,7 @@ def printable(text: str) -> str:
 
 
 def command(*words: object) -> str:
-    """Return a command of trimtab as a shell takes it, whatever its words hold."""
+    """Return a command of trimtab as a shell takes it, with all words quoted."""
     return shlex.join(["trimtab", *map(str, words)])
 
 

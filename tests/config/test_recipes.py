@@ -10,7 +10,7 @@ import pytest
 
 import trimtab
 from recipe_docs import recipe_title, recipes_page
-from trimtab.console.reporters import PlainReporter
+from trimtab.cli.display import PlainReporter
 from trimtab.trainer.config import Config, load, packaged_recipes
 from trimtab.trainer.train import Run, StopReason
 from trimtab.trainer.train.loop import train

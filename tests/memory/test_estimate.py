@@ -13,19 +13,20 @@ import torch
 
 from helpers.thorough import slow_but
 from trimtab.bounded_http import HttpError
-from trimtab.console.dry_run import describe_dry_run
+from trimtab.cli.dry_run import describe_dry_run
 from trimtab.trainer.config import load, packaged_recipes
+from trimtab.trainer.memory.advice import DeviceMemory, _main_memory, describe_estimate, describe_fit, fits
 from trimtab.trainer.memory.estimate import (
     WORKSPACE,
     MemoryEstimate,
+    NoEstimateError,
     estimate_memory,
     kv_cache_bytes,
     largest_micro_batch,
+    model_shape,
     sequences_at_once,
 )
-from trimtab.trainer.memory.estimate_text import DeviceMemory, _main_memory, describe_estimate, describe_fit, fits
 from trimtab.trainer.memory.fake_model import fake_policy, fake_tensors
-from trimtab.trainer.memory.model_shape import NoEstimateError, model_shape
 
 GIGA = 10**9
 SMALL_RUN = (
@@ -278,7 +279,7 @@ def hub_replies(monkeypatch: pytest.MonkeyPatch, reply: bytes | Exception) -> li
         return reply
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("trimtab.trainer.memory.model_shape.fetch", fetch)
+    monkeypatch.setattr("trimtab.trainer.memory.estimate.fetch", fetch)
     return requests
 
 
@@ -403,9 +404,9 @@ def test_without_a_gpu_nothing_is_said_about_fitting(small: str, monkeypatch: py
 def test_on_a_cpu_one_line_is_enough(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     config = load(None, [*SMALL_RUN, small])
-    monkeypatch.setattr("trimtab.trainer.memory.estimate_text._main_memory", lambda: 10**12)
+    monkeypatch.setattr("trimtab.trainer.memory.advice._main_memory", lambda: 10**12)
     assert len(describe_estimate(config)) == 2
-    monkeypatch.setattr("trimtab.trainer.memory.estimate_text._main_memory", lambda: 1000)
+    monkeypatch.setattr("trimtab.trainer.memory.advice._main_memory", lambda: 1000)
     assert "this machine has 1e-06 GB free: it does not fit" in describe_estimate(config)[1]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trimtab.trainer.config import load
-from trimtab.trainer.memory.oom_advice import DURING, Phase, is_out_of_memory, oom_message, remedy, too_large
+from trimtab.trainer.memory.advice import DURING, Phase, is_out_of_memory, oom_message, remedy, too_large
 
 
 def _place() -> None:

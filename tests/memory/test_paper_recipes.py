@@ -13,7 +13,7 @@ import pytest
 
 from helpers.thorough import slow_but
 from trimtab.trainer.config import load, packaged_recipes
-from trimtab.trainer.memory.estimate_text import describe_estimate
+from trimtab.trainer.memory.advice import describe_estimate
 
 # Of the models' config.json: layers, width, heads, heads of keys and values, width of the MLP, vocabulary.
 SHAPES = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trimtab.trainer.memory.fake_model import fake_tensors
-from trimtab.trainer.memory.tracker import BLOCK, MemoryTracker
+from trimtab.trainer.memory.fake_model import BLOCK, MemoryTracker, fake_tensors
 
 MEGA = 1 << 20
 

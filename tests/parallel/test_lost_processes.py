@@ -17,7 +17,7 @@ from helpers.own_process import wait_until
 from helpers.parallel.forked_ranks import ENDLESS, SeveralProcesses
 from helpers.thorough import slow_but
 from helpers.train.short_runs import contents, differences
-from trimtab.console import processes
+from trimtab.cli import processes
 from trimtab.trainer.parallel import Notices
 from trimtab.trainer.train import RunFolder
 

@@ -107,7 +107,7 @@ def commands() -> list[list[str]]:
 
 
 def test_the_commands_of_the_page_on_several_gpus_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trimtab.console.describe_dry_run", lambda config, gpus: f"for {gpus} GPUs")
+    monkeypatch.setattr("trimtab.cli.dry_run.describe_dry_run", lambda config, gpus: f"for {gpus} GPUs")
     found = commands()
     assert len(found) >= 5
     for command in found:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.train.short_runs import MessageLog, contents, differences, recipe, short_run, trained
-from trimtab.console.summary_text import closing_summary
+from trimtab.cli.summary import closing_summary
 from trimtab.trainer.config import find_run_model, load
 from trimtab.trainer.train import Run, RunStoppedError, StopReason
 from trimtab.trainer.train import run as run_module

@@ -16,12 +16,12 @@ from rich.console import Console
 import trimtab as tt
 from helpers.train.short_runs import contents, differences, recipe, short_run, trained
 from trimtab import own_parts
-from trimtab.console.display import LiveReporter
-from trimtab.console.launch import TrainRequest, launch_run
+from trimtab.cli.display import LiveReporter
+from trimtab.cli.launch import TrainRequest, launch_run
 from trimtab.files import read_json_lines
 from trimtab.grading import Verdict, grade
 from trimtab.grading.verdicts import VerdictKind
-from trimtab.insight.alarms import AlarmMonitor, alarm_monitor
+from trimtab.insight.alarms import AlarmMonitor
 from trimtab.trainer.config import Config
 from trimtab.trainer.train import RunStoppedError, StopReason, rollouts
 from trimtab.trainer.train.loop import train
@@ -87,7 +87,7 @@ def test_a_run_whose_rule_fails_ends_with_an_exit_code_and_a_diagnosis(
     config, printed, errors = recipe(TERM), list[str](), list[str]()
     code = launch_run(
         TrainRequest(config, "demo", tmp_path / "run"),
-        quiet=True, print_line=printed.append, print_error=errors.append, monitor=alarm_monitor(config),
+        quiet=True, print_line=printed.append, print_error=errors.append,
     )  # fmt: skip
     assert code == 3
     assert errors[0].startswith("trimtab: stopped after step 1: the rules failed on 100% of the responses")

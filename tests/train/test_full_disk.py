@@ -22,7 +22,7 @@ from helpers.train.short_runs import (
     short_run,
     trained,
 )
-from trimtab.console.launch import launch_run, resolve_request
+from trimtab.cli.launch import launch_run, resolve_request
 from trimtab.trainer.train import STOPPED as LAUNCH_STOPPED
 from trimtab.trainer.train import UNSAVED, Run, RunStoppedError, checkpoints, run_state, train
 from trimtab.trainer.train.run_folder import RunFolder

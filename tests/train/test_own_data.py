@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.train.short_runs import contents, differences, recipe, short_run, trained
-from trimtab.console.summary_text import closing_summary
+from trimtab.cli.summary import closing_summary
 from trimtab.data import FixedTask, Problem, build_task, problem_index, stream_index, user
 from trimtab.own_parts import register
 from trimtab.trainer.train.loop import train

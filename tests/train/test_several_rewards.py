@@ -11,7 +11,7 @@ import pytest
 
 from helpers.train.scripted import FixedTexts, scripted_trainer
 from helpers.train.short_runs import trained
-from trimtab.console.reporters import PlainReporter
+from trimtab.cli.display import PlainReporter
 from trimtab.data import FixedTask, Problem
 from trimtab.data.problems import user
 from trimtab.grading import Submission, grade_submissions

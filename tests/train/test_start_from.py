@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from helpers.train.short_runs import MessageLog, contents, differences, short_run, trained
 from trimtab.cli import app
-from trimtab.console.launch import resolve_request
+from trimtab.cli.launch import resolve_request
 from trimtab.data import Problem
 from trimtab.trainer.config import base_model, find_run_model, load
 from trimtab.trainer.model import Policy, load_policy

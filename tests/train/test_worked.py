@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.console.reporters import PlainReporter
+from trimtab.cli.display import PlainReporter
 from trimtab.data import Arithmetic, Problem, read_rows, worked_solution, worked_solutions
 from trimtab.trainer.config import Config, load
 from trimtab.trainer.model import Policy, load_policy

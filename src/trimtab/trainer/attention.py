@@ -24,12 +24,12 @@ def causal_attention(
 ) -> Tensor:
     """Return causal attention within each packed sequence, (tokens, heads, head_dim); differentiable.
 
-    `query` is (tokens, heads, head_dim); `key` and `value` are (tokens, kv_heads, head_dim), where `kv_heads` divides
+    `query` is (tokens, heads, head_dim); `key` and `value` are (tokens, kv_heads, head_dim), and `kv_heads` divides
     `heads`. `cu_seqlens`, (sequences + 1) int32 on the same device, holds the cumulative sequence lengths from 0 on;
     its last entry may be less than `tokens`, and the output of the tokens after it is then undefined. `max_seqlen` is
     the length of the longest sequence. Under autocast it runs in autocast's dtype.
 
-    Where a sequence has more keys than queries, `keys` are the keys' own cu_seqlens and max_seqlen. The queries are
+    If a sequence has more keys than queries, `keys` are the keys' own cu_seqlens and max_seqlen. The queries are
     then the last tokens of their sequence.
     """
     if torch.is_autocast_enabled(query.device.type):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +52,7 @@ def show_grid(grid: Grid, console: Console, write_report: WriteReport = lambda f
         else:
             console.print(Text(result.markdown), soft_wrap=True)
         print_line(f"written: {grid.out / grid.kind}.md and {grid.out / grid.kind}.json")
-        # Whoever sent SIGTERM or SIGHUP may not wait for a report.
+        # Who sends SIGTERM or SIGHUP may not wait for a report.
         if result.measured and not work.stop_request.urgent and (report := write_report(result.measured)):
             print_line(f"written: {report}")
         if work.stop_request:
@@ -87,31 +87,26 @@ class GridWork:
         """Run all cells, and those that a search asks for next."""
         cells = self.grid.first_cells()
         while cells and not self.stop_request:
-            runs = self.grid.runs(cells)
+            outcomes = self._run_missing(self.grid.runs(cells))
+            self.outcomes += outcomes
             if self.grid.axes:
-                outcomes = self._run_stress(runs)
                 self.figures += [run_figures(outcome, self._came_back(outcome.run)) for outcome in outcomes]
-                self.outcomes += outcomes
-            else:
-                self.outcomes += self._run_pool(runs)
             cells = self._next_cells() if self.grid.search else []
 
-    def _run_stress(self, runs: Sequence[GridRun]) -> list[RunOutcome]:
+    def _run_missing(self, runs: list[GridRun]) -> list[RunOutcome]:
+        """Run those that have not ended before; return the outcomes of all."""
         outcomes = {run.name: outcome for run in runs if (outcome := ended_before(run))}
         if outcomes:
             self.print_line(f"{len(outcomes)} of {len(runs)} runs have ended before")
         missing = [run for run in runs if run.name not in outcomes]
-        outcomes |= {outcome.run.name: outcome for outcome in self._run_pool(missing)}
-        return [outcomes[run.name] for run in runs]
-
-    def _run_pool(self, runs: list[GridRun]) -> list[RunOutcome]:
-        with progress_bars(runs, self.console) as watch:
-            pool = ProcessPool(runs, self.grid.jobs, self.print_line, watch)
+        with progress_bars(missing, self.console) as watch:
+            pool = ProcessPool(missing, self.grid.jobs, self.print_line, watch)
             if self.grid.axes:
-                pool.end_early, pool.on_end = self._end_early, self._mark_ended
-            outcomes = pool.run()
+                pool.end_early = self._end_early
+                pool.on_end = self._mark_ended
+            outcomes |= {outcome.run.name: outcome for outcome in pool.run()}
         self.stop_request = pool.stop_request
-        return outcomes
+        return [outcomes[run.name] for run in runs]
 
     def _end_early(self, run: GridRun) -> str:
         """Return why a run needs no further step: it has collapsed and had time to come back; empty if it does."""
@@ -171,7 +166,7 @@ class GridWork:
 
 
 def ended_before(run: GridRun) -> RunOutcome | None:
-    """Return the outcome of a run that an earlier call has ended."""
+    """Return the outcome of a run of a stress test that an earlier call has ended."""
     path = run.folder.path / ENDED
     if not path.is_file():
         return None
@@ -190,7 +185,7 @@ def ended_before(run: GridRun) -> RunOutcome | None:
 
 @contextmanager
 def progress_bars(runs: list[GridRun], console: Console) -> Iterator[Watch]:
-    """Show a bar for the whole and one for every running process; nothing where there is no terminal."""
+    """Show a bar for the whole and one for every running process; nothing without a terminal."""
     if not console.is_terminal:
         yield lambda running, outcomes: None
         return

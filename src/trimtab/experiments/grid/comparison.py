@@ -34,7 +34,7 @@ COLUMNS: list[tuple[str, str, Callable[[float | None], str]]] = [
     ("seconds", "seconds", lambda value: number(value, 1)),
 ]
 SHOWN = [name for _, name, _ in COLUMNS]
-COSTS = ["silenced", "clipped", "seconds"]  # a table of their own in a terminal
+COSTS = ["silenced", "clipped", "seconds"]  # a separate table in a terminal
 DIFFERENCE_HEADS = ["objective", "figure", "difference", "95 % interval", "same sign"]
 OPTIONAL = {"score_start", "score_end"}  # columns that are left out if no run has them
 DIFFERENCES = {
@@ -234,5 +234,6 @@ def _difference_json(found: SeedDifference) -> dict[str, Any]:
 
 
 def _run_json(outcome: RunOutcome) -> dict[str, Any]:
-    run, summary = outcome.run, asdict(summarize_metrics(outcome.run.folder.records()))
+    run = outcome.run
+    summary = asdict(summarize_metrics(run.folder.records()))
     return {"seed": run.seed, "folder": run.name, "state": outcome.state, "why": outcome.why, **summary}

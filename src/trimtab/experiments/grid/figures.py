@@ -59,7 +59,8 @@ class RunFigures:
 
 def run_figures(outcome: RunOutcome, came_back: bool = False) -> RunFigures:
     """Judge a run by its metrics; `came_back`: it was stopped since it had collapsed, and then had not."""
-    run, records = outcome.run, outcome.run.folder.records()
+    run = outcome.run
+    records = run.folder.records()
     summary = summarize_metrics(records)
     survived, end, step = _judge(outcome, records, came_back)
     entropies = [record["policy/entropy"] for record in records if "policy/entropy" in record]

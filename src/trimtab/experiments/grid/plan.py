@@ -95,8 +95,11 @@ class Grid:
         """Return the runs of cells with every seed."""
         # All objectives before any folder is looked at: a name that does not exist is the nearer mistake.
         configs = [load(self.recipe, [f"objective.name={name}", *self.settings]) for name in self.objectives]
-        first, steps, reader = configs[0].run.seed, configs[0].run.steps, InputReader()
-        seeds, given = range(first, first + self.seeds), self.settings
+        first = configs[0].run.seed
+        steps = configs[0].run.steps
+        seeds = range(first, first + self.seeds)
+        given = self.settings
+        reader = InputReader()
         pairs = [(cell, seed) for cell in cells for seed in seeds]
         if self.axes:  # seed by seed, so that a test that is stopped has compared all objectives
             pairs.sort(key=lambda pair: pair[1])

@@ -97,7 +97,7 @@ class ProcessPool:
         if self.at_once > 1 and not run.config.run.threads:  # else each run would take all cores
             environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.at_once))
         with run.log.open("ab") as log:  # appended to, so that the log of a resumed run keeps its beginning
-            # In a group of its own: else the terminal's second Ctrl-C would reach the run directly. The pipe is closed
+            # In its own group: else the terminal's second Ctrl-C would reach the run directly. The pipe is closed
             # to stop the run, and by the kernel if this process is killed.
             process = subprocess.Popen(
                 run.command(), stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, process_group=0

@@ -43,7 +43,7 @@ MOST_CELLS = 10 * MAX_RUNS  # objectives times values
 class Margin:
     """The strongest stress that an objective survives, None if none; low and high are its 95 % interval over seeds.
 
-    `multiple` is the margin as a multiple of the first objective's, where both are numbers.
+    `multiple` is the margin as a multiple of the first objective's, if both are numbers.
     """
 
     value: str | None
@@ -165,7 +165,8 @@ class AxisTable:
 
     def headline(self) -> str:
         """Say what was pushed and who held longest."""
-        key, values = self.axis.key, self.values
+        key = self.axis.key
+        values = self.values
         judged = [run for run in self.runs if run.survived is not None]
         if not judged:
             return f"{key}: no run has finished yet."
@@ -187,7 +188,8 @@ class AxisTable:
 
     def describe(self, objective: str) -> str:
         """Say how far one objective can be pushed, and what happens beyond."""
-        margin, first, lived = self.margins[objective], self.objectives[0], self.survived(objective)
+        margin = self.margins[objective]
+        lived = self.survived(objective)
         if not lived:
             return f"{objective}: no run has finished yet."
         if margin.value is None:
@@ -196,8 +198,9 @@ class AxisTable:
             seeds, low, high = _seeds(self.cell(objective, margin.value)), margin.low or "none", margin.high or "none"
             interval = f", 95 % interval {low} to {high}" if low != high else ""
             text = f"{objective} holds up to {self.axis.key} = {margin.value} ({seeds}{interval})"
-            if margin.multiple and objective != first:
-                text += f", {f'{margin.multiple:.2g} times' if margin.multiple != 1 else 'the same as'} {first}'s"
+            if margin.multiple and objective != self.objectives[0]:
+                times = f"{margin.multiple:.2g} times" if margin.multiple != 1 else "the same as"
+                text += f", {times} {self.objectives[0]}'s"
             text += "."
         start = 0 if margin.value is None else self.values.index(margin.value) + 1
         broken = next((value for value in self.values[start:] if lived.get(value) is False), None)
@@ -276,7 +279,7 @@ def _notes(tables: Sequence[AxisTable]) -> list[str]:
 
 
 class StoredStressTest(BaseModel):
-    """A stress test as its file has it; margins are those of its runs, whatever else the file says."""
+    """A stress test as its file has it; margins are computed again from its runs."""
 
     model_config = ConfigDict(allow_inf_nan=False)  # holds for the numbers of its runs too
 

@@ -1,4 +1,4 @@
-"""Estimate the memory of a run from its recipe alone, before a weight is loaded.
+"""Estimate the memory of a run from its recipe, before a weight is loaded.
 
 What stays allocated (weights, gradients, AdamW's state, the sampler's copy of the weights and KV cache) is computed
 from sizes; what a pass needs while it runs is tracked on fake tensors (`fake_model.py`). A step has four phases, and
@@ -7,13 +7,17 @@ the run needs what the largest of them does. Every prompt and response is taken 
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
+from trimtab.bounded_http import HttpError, fetch
 from trimtab.trainer.config import Config, base_model
 from trimtab.trainer.memory.fake_model import (
     MicroBatchShape,
@@ -23,15 +27,42 @@ from trimtab.trainer.memory.fake_model import (
     scoring_memory,
     update_memory,
 )
-from trimtab.trainer.memory.model_shape import model_shape
-from trimtab.trainer.memory.oom_advice import DURING, Phase
-from trimtab.trainer.model import Policy
+from trimtab.trainer.model import (
+    DEMO_MODELS,
+    Policy,
+    check_config,
+    check_counts,
+    demo_model,
+    is_hub_model,
+    read_config,
+)
 from trimtab.trainer.parallel import linear_parameters
 from trimtab.trainer.sampling import paged
 
 Device = Literal["cpu", "cuda"]
+Phase = Literal["sampling", "scoring", "update", "optimizer_step"]
+DURING: dict[Phase, str] = {
+    "sampling": "while sampling",
+    "scoring": "while scoring responses",
+    "update": "in an update",
+    "optimizer_step": "in the optimizer step",
+}
 
 WORKSPACE = 100 << 20  # what cuBLAS and other GPU libraries allocate through torch
+# Written out, since the packaged GGUF file has no config.json and reading it takes seconds.
+SMOLLM2: dict[str, Any] = {
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+}
+
+
+class NoEstimateError(Exception):
+    """The reason why a model's memory cannot be estimated."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +129,8 @@ def estimate_memory(
         micro_batch = largest_micro_batch(config, device)
         # With several micro-batches the gradients of the first are already there in the backward pass of the others.
         # Several processes allocate them all before the first.
-        alone = micro_batch.tokens >= max(minibatches(config)) * longest_response(config)
-        only = alone and processes is None
-        update = update_memory(policy, micro_batch, first=only)
+        all_at_once = micro_batch.tokens >= max(minibatches(config)) * longest_response(config)
+        update = update_memory(policy, micro_batch, first=all_at_once and processes is None)
         scoring = scoring_memory(policy, micro_batch)
         sampler = sampler_memory(config, device, policy, memory)
         widest = max((_bytes([p]) for p in parameters), default=0)
@@ -210,9 +240,12 @@ def sampler_memory(config: Config, device: Device, policy: Policy, memory: int |
 
 
 def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) -> SamplerMemory:
-    rollout, shape = config.rollout, policy.causal_lm.config
+    rollout = config.rollout
+    shape = policy.causal_lm.config
     size = 2 if policy.precision == "bf16" else 4
-    heads, kv_heads, head_dim = shape.num_attention_heads, shape.num_key_value_heads, paged.get_head_dim(shape)
+    heads = shape.num_attention_heads
+    kv_heads = shape.num_key_value_heads
+    head_dim = paged.get_head_dim(shape)
     # The sampler keeps a copy of the linear weights, the head's included, in its own precision and layout.
     layers = [m for name, m in policy.causal_lm.named_modules() if isinstance(m, nn.Linear) and "lora_" not in name]
     linear = [p for module in layers for p in module.parameters(recurse=False)]
@@ -254,7 +287,8 @@ def _evaluated(config: Config) -> int:
 
 def minibatches(config: Config) -> list[int]:
     """Return the number of responses in each mini-batch of a step: whole groups, as evenly as they divide."""
-    prompts, updates = config.rollout.prompts, config.update.per_step
+    prompts = config.rollout.prompts
+    updates = config.update.per_step
     bounds = [round(prompts * k / updates) for k in range(updates + 1)]
     return [(high - low) * config.rollout.samples for low, high in pairwise(bounds) if high > low]
 
@@ -267,16 +301,53 @@ def longest_response(config: Config) -> int:
 
 def largest_micro_batch(config: Config, device: Device) -> MicroBatchShape:
     """Return the largest forward pass: packed up to the token budget, or padded to the longest response."""
-    update, longest, responses = config.update, longest_response(config), max(minibatches(config))
-    chunk, fused = update.head_chunk, device == "cuda"
+    update = config.update
+    longest = longest_response(config)
+    responses = max(minibatches(config))
+    chunk = update.head_chunk
+    fused = device == "cuda"
     # Packing needs flash attention, which is there in bf16 on a GPU only.
     if fused and config.model.precision == "bf16" and config.model.attention in {None, "sdpa"}:
         tokens = min(max(update.token_budget, longest), responses * longest)
         return MicroBatchShape(1, tokens, chunk, packed=True, fused=True)
-    # Padded: a response longer than the budget still goes through, alone.
+    # Padded: a response longer than the budget still goes through, by itself.
     rows = min(responses, max(1, update.token_budget // longest))
     return MicroBatchShape(rows, longest, chunk, packed=False, fused=fused)
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:
     return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def model_shape(path: str) -> Any:
+    """Return the configuration of a demo model, `smollm2`, a folder, or a hub model that is cached or reachable."""
+    from huggingface_hub import constants, hf_hub_url
+    from transformers import AutoConfig, LlamaConfig
+
+    if path in DEMO_MODELS:
+        return demo_model(0, path).config
+    if path == "smollm2":
+        return LlamaConfig(**SMOLLM2)
+    try:
+        return read_config(path, local_files_only=True)
+    except ValueError as error:
+        if not is_hub_model(path) or os.path.isdir(path):
+            raise NoEstimateError(str(error)) from None
+    # `from_pretrained` would retry for minutes without a network; a dry run should not wait for that.
+    if not constants.HF_HUB_OFFLINE:
+        with suppress(HttpError, ValueError, TypeError, RecursionError):
+            content = json.loads(fetch(hf_hub_url(path, "config.json"), seconds=5.0, max_bytes=1 << 20))
+            check_counts(content)
+            shape = AutoConfig.for_model(**content)
+            check_config(shape)
+            return shape
+    why = "is neither cached nor can it be fetched; memory cannot be estimated without it"
+    raise NoEstimateError(f"the config of {path} {why}")
+
+
+def known_positions(path: str) -> int | None:
+    """Return the most tokens that a model takes by its configuration; None if that is not known."""
+    with suppress(NoEstimateError):
+        positions = getattr(model_shape(path), "max_position_embeddings", None)
+        return positions if isinstance(positions, int) else None
+    return None

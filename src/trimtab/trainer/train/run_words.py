@@ -31,7 +31,7 @@ class RunSummary:
     score_start: float | None  # held-out, of a rule that returns numbers
     score_end: float | None
     seen: float | None  # share of the held-out problems that were trained on too
-    problems: int | None  # held-out ones, where there are fewer than the recipe asks for
+    problems: int | None  # held-out ones, if there are fewer than the recipe asks for
     reward_start: float | None
     reward_end: float | None
     called_start: float | None  # share of conversations with a successful call
@@ -49,7 +49,8 @@ def summarize_metrics(records: Sequence[Mapping[str, Any]]) -> RunSummary:
     steps = [record for record in records if record["step"] > 0]
     window = window_length(len(steps))
     # Step 1 is sampled before the first update. A mean over the first steps would hide that a run broke in them.
-    first, end = steps[:1], steps[-window:]
+    first = steps[:1]
+    end = steps[-window:]
     accuracy_start, accuracy_end = _held_out(records, "eval/accuracy")
     score_start, score_end = _held_out(records, "eval/score")
     problems = [int(record["eval/problems"]) for record in records if record.get("eval/problems", 0) >= 1]
@@ -148,7 +149,8 @@ def silencing_advice(silenced: float | None, objective: Mapping[str, Any], run: 
 
 def describe_task(config: Config) -> str:
     """Return the task in a few words."""
-    name, given = config.task.name, config.task.arguments
+    name = config.task.name
+    given = config.task.arguments
     if name == "countdown":
         return f"{given['numbers']}-number countdown"
     if name != "arithmetic":

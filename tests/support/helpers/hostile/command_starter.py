@@ -26,7 +26,7 @@ PRELOAD = [
     "transformers.models.qwen3.modeling_qwen3",
     "trimtab.cli",
     "trimtab.experiments.grid",
-    "trimtab.console",
+    "trimtab.cli.launch",
     "trimtab.experiments.evaluate",
     "trimtab.insight",
     "trimtab.trainer.train",

@@ -20,7 +20,7 @@ import torch
 
 from helpers.own_process import exit_code, in_own_process, run_command, wait_until
 from helpers.train.short_runs import SETTINGS
-from trimtab.console import processes
+from trimtab.cli import processes
 from trimtab.trainer.config import list_checkpoints
 from trimtab.trainer.train import RunFolder, loop
 

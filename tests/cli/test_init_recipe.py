@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from trimtab.cli import app
-from trimtab.console import recipe_from_data as module
+from trimtab.cli import init_recipe as module
 from trimtab.trainer.config import Config, load
 from trimtab.trainer.memory import DeviceMemory
 

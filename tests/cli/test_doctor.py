@@ -13,8 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import trimtab
-from trimtab.cli import app
-from trimtab.console import doctor
+from trimtab.cli import app, doctor
 from trimtab.engines import TESTED_VERSIONS
 from trimtab.text import install_command
 from trimtab.trainer.sampling.vllm import TESTED_VERSIONS as VLLM_VERSIONS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,50 +31,42 @@ LORA = {"lora_rank": 16}
 LORA_LR = 1e-5
 
 
-@dataclass(frozen=True)
-class InitRequest:
-    """What `trimtab init` was asked for; an empty column is guessed."""
-
-    data: str
-    out: Path
-    model: str
-    held_out: str | None = None
-    prompt: str = ""
-    answer: str = ""
-
-
-def init_recipe(request: InitRequest, print_line: PrintLine) -> None:
-    """Write a recipe that `trimtab train` takes, and print what was guessed from what."""
-    if request.out.suffix != ".toml":
-        raise ValueError(f"--out {shown(str(request.out))}: the name of a recipe ends in .toml")
-    if request.out.exists():
-        raise ValueError(f"{request.out} exists already: choose another --out")
-    rows = [dict(row) for _, row in islice(read_rows(request.data), SAMPLED)]
+def init_recipe(
+    data: str, out: Path, model: str, held_out: str | None, columns: Mapping[str, str], print_line: PrintLine
+) -> None:
+    """Write a recipe that `trimtab train` takes, and print what was guessed from what; an empty column is guessed."""
+    if out.suffix != ".toml":
+        raise ValueError(f"--out {shown(str(out))}: the name of a recipe ends in .toml")
+    if out.exists():
+        raise ValueError(f"{out} exists already: choose another --out")
+    rows = [dict(row) for _, row in islice(read_rows(data), SAMPLED)]
     if not rows:
-        raise ValueError(f"{request.data} has no rows: give a file with problems")
-    task = _task(request, rows, print_line)
-    table = _recipe(task, request.model)
+        raise ValueError(f"{data} has no rows: give a file with problems")
+    paths = {"path": data} | ({} if held_out is None else {"eval_path": held_out})
+    task = _task(paths, columns, rows, print_line)
+    table = _recipe(task, model)
     problems, _ = check_problems(parse(table))  # before anything is written: names the rows that cannot be used
     _fit_to_prompts(table, problems, print_line)
     print_line(f"sizes      {_fit_to_gpu(table, visible_gpu('auto'))}")
-    with request.out.open("x", encoding="utf-8") as file:
-        file.write(f"# Made by `trimtab init` from {one_line(request.data)}. All keys: docs/recipes.md\n\n")
+    with out.open("x", encoding="utf-8") as file:
+        file.write(f"# Made by `trimtab init` from {one_line(data)}. All keys: docs/recipes.md\n\n")
         file.write(tomli_w.dumps(table))
-    print_line(f"\nwritten: {request.out}. Look at it, then:\n  {command('train', request.out, '--dry-run')}")
-    if request.held_out is None:
+    print_line(f"\nwritten: {out}. Look at it, then:\n  {command('train', out, '--dry-run')}")
+    if held_out is None:
         print_line("Nothing is held out, so the run has no evaluation: keep some problems apart, and name their file "
                    "with --held-out")  # fmt: skip
 
 
-def _task(request: InitRequest, rows: Sequence[Mapping[str, Any]], print_line: PrintLine) -> dict[str, Any]:
+def _task(
+    paths: Mapping[str, str], given: Mapping[str, str], rows: Sequence[Mapping[str, Any]], print_line: PrintLine
+) -> dict[str, Any]:
     """Return the section `task`, and print the columns and the rule."""
-    columns = {"prompt": request.prompt or _guess(rows, PROMPT_NAMES, "prompt")}
-    columns["answer"] = request.answer or _guess(rows, ANSWER_NAMES, "answer", taken=columns["prompt"])
+    columns = {"prompt": given["prompt"] or _guess(rows, PROMPT_NAMES, "prompt")}
+    columns["answer"] = given["answer"] or _guess(rows, ANSWER_NAMES, "answer", taken=columns["prompt"])
     values = {part: [dict(_flat(row)).get(column) for row in rows] for part, column in columns.items()}
     for part, column in columns.items():
         print_line(f"{part:<9}  column {column}: {shorten(printable(repr(values[part][0])), 60)}")
     answers = [str(answer) for answer in values["answer"]]
-    paths = {"path": request.data} | ({} if request.held_out is None else {"eval_path": request.held_out})
     if columns["answer"] == "answer" and columns["prompt"] == "question" and all("####" in each for each in answers):
         print_line("rule       boxed: answers end in #### and the result, as in GSM8K")
         return {"name": "gsm8k", **paths}

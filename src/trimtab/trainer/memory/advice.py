@@ -1,4 +1,4 @@
-"""The memory estimate as text: what takes how much, whether it fits, and what to lower if not."""
+"""The memory estimate as text, whether it fits, and which settings to lower if it does not or if memory runs out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_tb
 
 import torch
 
 from trimtab.trainer.config import Config
-from trimtab.trainer.memory.estimate import MemoryEstimate, estimate_memory
-from trimtab.trainer.memory.model_shape import NoEstimateError
-from trimtab.trainer.memory.oom_advice import DURING, remedy, too_large
+from trimtab.trainer.memory.estimate import DURING, MemoryEstimate, NoEstimateError, Phase, estimate_memory
 
 SLACK = 1.05  # torch's caching allocator reserves a few percent more than is in use
 ROWS = {
@@ -63,7 +62,8 @@ def describe_estimate(config: Config, available: DeviceMemory | None = None, gpu
 def describe_fit(estimate: MemoryEstimate, config: Config, available: DeviceMemory) -> str:
     """Return whether a run fits into a device, and if not what to lower."""
     # Gradients are freed before sampling, but weights, gradients and state are there together in every optimizer step.
-    needed, there = estimate.peak * SLACK, f"{available.name} has {_gb(available.free)} GB free"
+    needed = estimate.peak * SLACK
+    there = f"{available.name} has {_gb(available.free)} GB free"
     if needed <= available.free:
         return f"{there}: it fits"
     if estimate.weights + estimate.gradients + estimate.optimizer_state + estimate.reference > available.free:
@@ -88,7 +88,8 @@ def visible_gpu(device: str) -> DeviceMemory | None:
 
 
 def _on_gpu(config: Config, estimate: MemoryEstimate, available: DeviceMemory | None, gpus: int | None) -> list[str]:
-    rollout, width = config.rollout, max(map(len, ROWS.values()))
+    rollout = config.rollout
+    width = max(map(len, ROWS.values()))
     rows = [(label, getattr(estimate, name)) for name, label in ROWS.items()]
     on, each = ("a GPU", "the") if gpus is None else (f"each of {gpus} GPUs", "each")
     lines = [
@@ -134,3 +135,58 @@ def _main_memory(table: Path = Path("/proc/meminfo")) -> int | None:
 def _gb(size: float) -> str:
     # Small models get two significant digits instead of 0.0 GB.
     return f"{size / 1e9:.1f}" if size >= 5e7 else f"{size / 1e9:.2g}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that the GPU or the machine has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # torch's CPU allocator raises a plain RuntimeError.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def oom_message(error: BaseException, config: Config) -> str:
+    """Return one sentence on what the run was doing when memory ran out, and which settings to lower."""
+    # By the call stack, since torch's error does not contain what the memory was for.
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    phase = _phase([(str(frame.f_globals.get("__name__", "")), frame.f_code.co_name) for frame in frames])
+    if phase is None:
+        return f"out of memory before the first step: {too_large(config)}"
+    why = ", whose state is two numbers per weight" if phase == "optimizer_step" else ""
+    return f"out of memory {DURING[phase]}{why}: {remedy(phase, config)}"
+
+
+def remedy(phase: Phase, config: Config) -> str:
+    """Return the settings that lower a phase's memory, the most effective first."""
+    update = config.update
+    rollout = config.rollout
+    budget = f"update.token_budget (now {update.token_budget})"
+    head = f"update.head_chunk (now {update.head_chunk})"
+    if phase == "sampling":
+        return f"lower rollout.batch_size (now {rollout.batch_size})"
+    if phase == "scoring":
+        return f"lower {budget}, then {head}"
+    if phase == "optimizer_step":
+        return "set model.lora_rank=16"
+    # Gradient checkpointing comes before the head: activations are far larger than a chunk of logits.
+    more = "" if config.model.gradient_checkpointing else ", set model.gradient_checkpointing=true"
+    return f"lower {budget}{more}, then lower {head}"
+
+
+def too_large(config: Config) -> str:
+    """Return what to change if even weights and optimizer state do not fit."""
+    lora = "" if config.model.lora_rank else ", or set model.lora_rank=16"
+    return f"{config.model.path} is too large for {config.run.device}; take a smaller model.path{lora}"
+
+
+def _phase(stack: list[tuple[str, str]]) -> Phase | None:
+    """Return the phase of a call stack, given as (module, function) pairs; None outside of all phases."""
+    if any(module.startswith("trimtab.trainer.sampling") for module, _ in stack):
+        return "sampling"
+    if ("trimtab.trainer.model.score", "score") in stack:
+        return "scoring"
+    if ("trimtab.trainer.model.update", "_step") in stack:  # inside `update`, so before it
+        return "optimizer_step"
+    if ("trimtab.trainer.model.update", "update") in stack or ("trimtab.trainer.model.score", "log_probs") in stack:
+        return "update"
+    return None

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trimtab.cli import app
-from trimtab.console import run_lines
+from trimtab.cli.run_list import run_lines
 from trimtab.files import locked, write_json_lines
 from trimtab.trainer.config import load
 from trimtab.trainer.train import resolved_toml

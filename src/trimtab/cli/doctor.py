@@ -165,9 +165,11 @@ def _browser() -> Finding:
     """Find what takes pictures of reports; a report itself opens in any browser."""
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not path:
-        lacking, advice = "Chromium", "Chromium from your system's packages"
+        lacking = "Chromium"
+        advice = "Chromium from your system's packages"
     elif not importlib.util.find_spec("playwright"):
-        lacking, advice = "playwright", install_command("playwright")
+        lacking = "playwright"
+        advice = install_command("playwright")
     else:
         return Finding("browser", "yes", f"{path}: tests and pictures of reports")
     return Finding("browser", "no", f"no {lacking}: only tests and pictures of reports need it", advice)

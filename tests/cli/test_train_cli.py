@@ -14,8 +14,8 @@ import torch
 from typer.testing import CliRunner, Result
 
 from trimtab.cli import app
-from trimtab.console.launch import TrainRequest, claim_folder, recipe_name
-from trimtab.console.summary_text import closing_summary, fit_lines
+from trimtab.cli.launch import TrainRequest, claim_folder, recipe_name
+from trimtab.cli.summary import closing_summary, fit_lines
 from trimtab.experiments.grid import Grid
 from trimtab.text import slug
 from trimtab.trainer.config import load
@@ -418,8 +418,8 @@ def test_a_terminal_gets_the_live_display_unless_quiet(here: Path, monkeypatch: 
     class Terminal:
         isatty = staticmethod(lambda: True)
 
-    monkeypatch.setattr("trimtab.console.launch.LiveReporter", Display)
-    monkeypatch.setattr("trimtab.console.launch.sys", Terminal)
+    monkeypatch.setattr("trimtab.cli.launch.LiveReporter", Display)
+    monkeypatch.setattr("trimtab.cli.launch.sys", Terminal)
     monkeypatch.setattr(Terminal, "stdout", Terminal, raising=False)
     words = ["tiny.toml", "--set", "objective=stare(target=0.7)", "--set", "run.steps=1"]
     assert "step 1/1" not in train(*words).output

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from helpers.train.short_runs import SETTINGS, contents
-from trimtab.console import launch
-from trimtab.console.launch import launch_run, resolve_request
+from trimtab.cli import launch
+from trimtab.cli.launch import launch_run, resolve_request
 from trimtab.trainer.train import INVALID, checkpoints, run_state
 from trimtab.trainer.train import run as run_module
 from trimtab.trainer.train.run import Run

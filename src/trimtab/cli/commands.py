@@ -29,6 +29,7 @@ from trimtab.process import (
 )
 
 LONGEST_ERROR = 2_000  # characters of a line
+SOURCE = Path(__file__).parents[1]
 
 # Other packages are imported inside the commands: torch and transformers take seconds, and `--help` and the shell's
 # completion should not. `tests/test_startup.py` holds what may be imported.
@@ -82,6 +83,8 @@ app = CommandLine(
     rich_markup_mode=None,  # rich's help needs 0.1 s of imports: half of the whole start
 )
 
+Recipe = Annotated[str, typer.Option(help="A recipe that comes with trimtab, or a .toml file.")]
+Jobs = Annotated[int, typer.Option(help="Number of runs at the same time.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the recipe, such as update.lr=1e-6. Repeatable."),
@@ -95,7 +98,7 @@ def options_from(options: type[Any]) -> Callable[[Callable[[Any], None]], Callab
         def run(**values: Any) -> None:
             command(options(**values))
 
-        # The signature alone has annotations as strings, which typer does not evaluate.
+        # The signature has annotations as strings, which typer does not evaluate.
         hints = get_type_hints(options, include_extras=True)
         parameters = [p.replace(annotation=hints[p.name]) for p in inspect.signature(options).parameters.values()]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -129,8 +132,8 @@ def main(
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return a warning of trimtab's own as a line for the user, and any other as Python does."""
-    if Path(filename).is_relative_to(Path(__file__).parent):
+    """Return a warning that trimtab gives as a line for the user, and any other as Python does."""
+    if Path(filename).is_relative_to(SOURCE):
         from trimtab.text import printable
 
         return f"warning: {printable(str(message))}\n"
@@ -192,7 +195,7 @@ def doctor(
         return
     from rich.console import Console
 
-    from trimtab.console import show_doctor
+    from trimtab.cli.doctor import show_doctor
 
     show_doctor(Console(width=None if sys.stdout.isatty() else 160))
 
@@ -219,9 +222,9 @@ def init(
     answer: Annotated[str, typer.Option(metavar="COLUMN", help="The column of the answer, if it is not found.")] = "",
 ) -> None:
     """Write a recipe for a file of problems: columns and rule guessed from its rows, sizes from the GPU."""
-    from trimtab.console import InitRequest, init_recipe
+    from trimtab.cli.init_recipe import init_recipe
 
-    init_recipe(InitRequest(data, out, model, held_out, prompt, answer), typer.echo)
+    init_recipe(data, out, model, held_out, {"prompt": prompt, "answer": answer}, typer.echo)
 
 
 @app.command()
@@ -229,7 +232,7 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="The folder of the runs.")] = Path("runs"),
 ) -> None:
     """List the runs below a folder, the newest first: how far each came, and the settings that set it apart."""
-    from trimtab.console import run_lines
+    from trimtab.cli.run_list import run_lines
 
     for line in run_lines(folder):
         typer.echo(line)
@@ -261,32 +264,21 @@ def train(
     gpus: Annotated[int | None, typer.Option(metavar="N", help="Train on N GPUs of this machine.")] = None,
 ) -> None:
     """Train a model. Without a recipe, run the demo, which takes about two minutes on a CPU."""
-    from trimtab.console import launch_run, resolve_request
+    from trimtab.cli.launch import launch_run, resolve_request
 
     request = resolve_request(recipe, settings or [], out, resume, start, keep_optimizer)
     if dry_run:
-        from trimtab.console import describe_dry_run
+        from trimtab.cli.dry_run import describe_dry_run
 
         typer.echo(describe_dry_run(request.config, gpus))
         return
     if gpus is not None and "RANK" not in os.environ:  # else this is one of the processes
-        from trimtab.console import check_gpus, supervise
+        from trimtab.cli.processes import check_gpus, supervise
 
         check_gpus(gpus, request.config.run.device)
         raise typer.Exit(supervise(gpus, sys.argv[1:], print_error))
     make_optional(sys.stdout)  # metrics and checkpoints are what matters, and they are in files
-    from trimtab.insight.alarms import alarm_monitor
-    from trimtab.insight.report import try_report
-
-    code = launch_run(
-        request,
-        quiet=quiet,
-        print_line=typer.echo,
-        print_error=print_error,
-        monitor=alarm_monitor(request.config, print_error),
-        write_report=lambda run: try_report([run], print_error),
-    )
-    raise typer.Exit(code)
+    raise typer.Exit(launch_run(request, quiet=quiet, print_line=typer.echo, print_error=print_error))
 
 
 @app.command()
@@ -298,7 +290,7 @@ def export(
     precision: Annotated[str, typer.Option(help="Precision of the weights: fp32 (as trained) or bf16.")] = "fp32",
 ) -> None:
     """Write a run's model to a folder that transformers, vLLM and TRL can load. LoRA adapters are merged."""
-    from trimtab.console import export_run
+    from trimtab.cli.launch import export_run
 
     typer.echo(f"written: {export_run(model, out, precision)}")
 
@@ -340,15 +332,15 @@ def sandbox(
 def compare(
     objectives: Annotated[list[str], typer.Argument(help="Objectives, such as stapo grpo 'sspo + s2t'.")],
     seeds: Annotated[int, typer.Option(help="Runs per objective, each with its own seed.")] = 3,
-    recipe: Annotated[str, typer.Option(help="A recipe that comes with trimtab, or a .toml file.")] = "demo",
+    recipe: Recipe = "demo",
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The folder of all runs. Default: runs/compare-<recipe>.")] = None,
-    jobs: Annotated[int, typer.Option(help="Number of runs at the same time.")] = 1,
+    jobs: Jobs = 1,
 ) -> None:
     """Train a recipe with several objectives and seeds; print one table, write one report. Finished runs are kept."""
     from rich.console import Console
 
-    from trimtab.console import recipe_name
+    from trimtab.cli.launch import recipe_name
     from trimtab.experiments.grid import Grid, show_grid
     from trimtab.insight.report import try_report
 
@@ -367,18 +359,18 @@ def stress(
         typer.Option(help="A key and its values in the order of increasing stress: update.lr=1e-4,3e-4,1e-3."),
     ],
     seeds: Annotated[int, typer.Option(help="Runs per setting, each with its own seed.")] = 3,
-    recipe: Annotated[str, typer.Option(help="A recipe that comes with trimtab, or a .toml file.")] = "demo",
+    recipe: Recipe = "demo",
     search: Annotated[
         bool, typer.Option("--search", help="Use fewer runs: double until runs break, then bisect.")
     ] = False,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The folder of all runs. Default: runs/stress-<recipe>.")] = None,
-    jobs: Annotated[int, typer.Option(help="Number of runs at the same time.")] = 1,
+    jobs: Jobs = 1,
 ) -> None:
     """Train a recipe under increasing stress until every objective breaks. Finished runs are kept."""
     from rich.console import Console
 
-    from trimtab.console import recipe_name
+    from trimtab.cli.launch import recipe_name
     from trimtab.experiments.grid import Grid, parse_axis, show_grid
     from trimtab.insight.report import try_report
 

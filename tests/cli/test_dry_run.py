@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.console.dry_run import describe_dry_run, minibatches
+from trimtab.cli.dry_run import describe_dry_run, minibatches
 from trimtab.trainer.config import PACKAGED, Config, find_recipe, load
 from trimtab.trainer.model import demo_model, demo_tokenizer
 from trimtab.trainer.train.rollouts import split_into_minibatches

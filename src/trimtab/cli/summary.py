@@ -88,7 +88,8 @@ def closing_summary(
 
 def _held_out_change(result: RunSummary, config: Config) -> AccuracyChange | None:
     """Return how the held-out accuracy changed; None without two evaluations."""
-    first, last = result.accuracy_start, result.accuracy_end
+    first = result.accuracy_start
+    last = result.accuracy_end
     if first is None or last is None:
         return None
     return accuracy_change(first, last, result.problems or config.run.eval_problems)
@@ -138,7 +139,7 @@ def _back_lines(config: Config, folder: RunFolder, fall: int) -> list[str]:
 
 
 def fit_lines(text: str, width: int) -> str:
-    """Break the lines of a summary between words, where a terminal would break them anywhere; commands stay whole."""
+    """Break the lines of a summary between words, as a terminal would not; commands stay whole."""
     wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return "\n".join(line if line.startswith(COMMAND_INDENT) else wrapper.fill(line) for line in text.split("\n"))
 
@@ -194,7 +195,7 @@ def _number_lines(result: RunSummary, held_out: str) -> list[str]:
 def _next_lines(
     config: Config, folder: RunFolder, finished: bool, processes: int, last: int, longer: bool
 ) -> list[str]:
-    """Return what to do next, each with its command on a line of its own.
+    """Return what to do next, each with its command on its own line.
 
     `last` is the run's last step; `longer`: more steps may help.
     """
@@ -202,13 +203,14 @@ def _next_lines(
     behind = not saved or saved[-1] < last
     start = f"from step {saved[-1]}, the last that is saved" if saved else "from the beginning: nothing is saved"
     several = [] if processes == 1 else ["--gpus", str(processes)]
-    resume, steps = ["train", "--resume", str(path), *several], config.run.steps
+    resume = ["train", "--resume", str(path), *several]
+    steps = config.run.steps
     if not finished:
         return _command_lines(f"continue {start}" if behind else "continue where it stopped", resume)
     name = str(config.objective["name"])
-    # A method with attachments is compared with the method alone.
-    alone = name.partition("+")[0].strip()
-    other = alone if alone != name else "grpo" if name != "grpo" else "stapo"
+    # A method with attachments is compared with the method without them.
+    bare = name.partition("+")[0].strip()
+    other = bare if bare != name else "grpo" if name != "grpo" else "stapo"
     # The run's own recipe: that of the user may have been changed by --set.
     compared = ["compare", name, other, "--seeds", str(COMPARED_SEEDS)]
     compared += ["--recipe", str(path / "config.toml")]

@@ -1,4 +1,4 @@
-"""From the command line of `trimtab train` to an exit code: recipe, folder, reporter, training, errors, summary."""
+"""Train a recipe as the command line asks: recipe, folder, reporter, training, errors, summary."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trimtab.console.display import LiveReporter
-from trimtab.console.reporters import PlainReporter
-from trimtab.console.summary_text import closing_summary, fit_lines
+from trimtab.cli.display import LiveReporter, PlainReporter
+from trimtab.cli.summary import closing_summary, fit_lines
 from trimtab.process import STOP_SIGNALS, exit_code
 from trimtab.text import PrintLine, command, slug
 from trimtab.trainer.config import Config, RunModel, find_checkpoint, find_recipe, find_run_model, load
@@ -26,7 +25,6 @@ from trimtab.trainer.train import (
     INVALID,
     STOPPED,
     UNSAVED,
-    Monitor,
     Reporter,
     Run,
     RunFolder,
@@ -153,36 +151,27 @@ class EndedRun:
     error: str
 
 
-def launch_run(
-    request: TrainRequest, *, quiet: bool, print_line: PrintLine, print_error: PrintLine, **options: Any
-) -> int:
+def launch_run(request: TrainRequest, *, quiet: bool, print_line: PrintLine, print_error: PrintLine) -> int:
     """Train as `train_in_folder` does, or follow the run of rank 0, and return the exit code; errors are printed."""
     hide_progress_bars()
     world = join_world(request.config.run.device)
     if not world.leads:
         return _follow(request.config, world, print_error)
-    ended = train_in_folder(request, world, quiet=quiet, print_line=print_line, print_error=print_error, **options)
+    ended = train_in_folder(request, world, quiet=quiet, print_line=print_line, print_error=print_error)
     if ended.code == INVALID:
         print_error(f"trimtab: {ended.error}")
     return ended.code
 
 
 def train_in_folder(
-    request: TrainRequest,
-    world: World,
-    *,
-    quiet: bool,
-    print_line: PrintLine,
-    print_error: PrintLine,
-    monitor: Monitor | None = None,
-    write_report: Callable[[Path], Path | None] = lambda run: None,
+    request: TrainRequest, world: World, *, quiet: bool, print_line: PrintLine, print_error: PrintLine
 ) -> EndedRun:
-    """Train and print a summary; say why a run that can be resumed has stopped, and return other errors.
+    """Train, write the report, print a summary; say why a run that can be resumed has stopped, return other errors."""
+    from trimtab.insight.alarms import alarm_monitor  # here: a dry run starts without them
 
-    `write_report` is called with the folder of a run that has metrics, before the summary, which names what it returns.
-    """
     folder = RunFolder(request.resume or request.out or claim_folder(request))
     reporter = make_reporter(request, folder, quiet, print_line)
+    monitor = alarm_monitor(request.config, print_error)
     run = Run(request.config, folder, reporter, request.resume is not None, monitor, world)
     if world.watch is not None:
         world.watch.tell(lambda reason: _say_lost(run, reporter, reason, print_error))
@@ -192,9 +181,9 @@ def train_in_folder(
     if error and code != INVALID:
         print_error(f"trimtab: {error}")
     if folder.records() and code != INVALID:
-        # Whoever sent SIGTERM or SIGHUP may not wait for the report, and a person who pressed Ctrl-C twice does not.
+        # Who sends SIGTERM or SIGHUP may not wait for the report, and a person who pressed Ctrl-C twice does not.
         wanted = request.config.run.report and code in (0, STOPPED, UNSAVED) and not run.stop_request.urgent
-        stopped, report = _write_report(write_report, folder, print_error) if wanted else (0, None)
+        stopped, report = _write_report(folder, print_error) if wanted else (0, None)
         code = stopped or code
         summary = closing_summary(request.config, folder, seconds, report, world.size, has_model=not run.model_missing)
         print_line(fit_lines(summary, shutil.get_terminal_size().columns) if sys.stdout.isatty() else summary)
@@ -203,7 +192,7 @@ def train_in_folder(
 
 def _follow(config: Config, world: World, print_error: PrintLine) -> int:
     """Take part in the run of rank 0 until it ends; return the exit code."""
-    # Rank 0 alone decides when to stop, and says so to the others.
+    # Only rank 0 decides when to stop, and says so to the others.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -251,12 +240,12 @@ def _start_again(run: Run) -> str:
     return f"the same command {'continues the warm start' if cached else 'starts again'}"
 
 
-def _write_report(
-    write_report: Callable[[Path], Path | None], folder: RunFolder, print_error: PrintLine
-) -> tuple[int, Path | None]:
+def _write_report(folder: RunFolder, print_error: PrintLine) -> tuple[int, Path | None]:
     """Write the report; return 0 and its file if there is one, or the exit code of the signal that stopped it."""
+    from trimtab.insight.report import try_report
+
     try:
-        return 0, write_report(folder.path)
+        return 0, try_report([folder.path], print_error)
     except KeyboardInterrupt as error:
         print_error(f"trimtab: stopped while writing the report; write it with: {command('report', folder.path)}")
         return exit_code(error), None

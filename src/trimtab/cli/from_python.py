@@ -1,4 +1,4 @@
-"""Train and read runs from Python, as the commands do: `tt.train` and `tt.load_run`."""
+"""`tt.train`: train from Python, as the command does."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from typing import Any
 
 import torch
 
-from trimtab.console import TrainRequest, hide_progress_bars, train_in_folder
-from trimtab.insight.alarms import alarm_monitor
-from trimtab.insight.report import try_report
+from trimtab.cli.launch import TrainRequest, hide_progress_bars, train_in_folder
 from trimtab.text import printable, slug
 from trimtab.trainer.config import load
 from trimtab.trainer.parallel import World
 from trimtab.trainer.train import INVALID, STOPPED, SavedRun, load_run
-
-__all__ = ["SavedRun", "load_run", "train"]
 
 
 def train(
@@ -56,8 +52,6 @@ def train(
             quiet=quiet,
             print_line=_print_warning if quiet else _print_line,
             print_error=warn,
-            monitor=alarm_monitor(request.config, warn),
-            write_report=lambda run: try_report([run], warn),
         )
     finally:
         torch.set_num_threads(threads)  # a small model trains on one; what comes next may be large

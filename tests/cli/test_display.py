@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trimtab.console.display import POINTS, LiveReporter, RunDisplay
-from trimtab.console.reporters import PlainReporter
+from trimtab.cli.display import POINTS, LiveReporter, PlainReporter, RunDisplay
 from trimtab.text import BARS, clock, number, percent, printable, sparkline
 from trimtab.trainer.train import SampleText
 
