@@ -22,7 +22,7 @@ from typing import Any
 from result_file import about, save
 from trimtab.workers import Sandbox
 from trimtab.workers.bubblewrap import find_bubblewrap, show_files
-from trimtab.workers.fork_backend import ForkServer
+from trimtab.workers.sandbox_client import SandboxClient
 from trimtab.workers.visible_files import find_visible_files
 
 ROUNDS = 20
@@ -103,7 +103,7 @@ def memory_kb(pid: int, field: str) -> int:
 def memory(sandbox: Sandbox) -> dict[str, float]:
     """Megabytes of the server, and of a session beyond what it shares with it."""
     server = sandbox.server()
-    assert isinstance(server, ForkServer)
+    assert isinstance(server, SandboxClient)
     with sandbox.session() as session:
         session.run("x = 1")
         fork_server, *workers = descendants(server.process.pid)
@@ -126,7 +126,7 @@ def resources(pid: int) -> dict[str, int]:
 def soak(sandbox: Sandbox, count: int) -> dict[str, Any]:
     """Resources before and after many runs in a row."""
     server = sandbox.server()
-    assert isinstance(server, ForkServer)
+    assert isinstance(server, SandboxClient)
     for _ in range(200):  # until allocators and caches have what they need
         sandbox.run(TINY)
     time.sleep(1.0)

@@ -28,6 +28,8 @@ from trimtab.text import nearest, shorten, shown
 PREFIX = "python:"
 PATTERN = r"python:(?:[\w.]+:)?\w+"  # the second form is that of a registered part
 
+MAX_TRACEBACK = 8_000  # characters, of the end of one
+
 _Part = TypeVar("_Part")
 _registered: dict[str, Any] = {}
 _folders: list[str] = []  # of recipes, the newest first
@@ -225,6 +227,14 @@ def _located(name: str, error: BaseException, part: object = None) -> OwnPartErr
         place = f"{shown_file(frames[-1].filename)}:{frames[-1].lineno}" if frames else location(part)
     reason = error.msg if isinstance(error, SyntaxError) else str(error)
     return OwnPartError(shorten(f"{name}: {place}: {type(error).__name__}: {reason}".replace(": : ", ": "), 1_000))
+
+
+def own_traceback(error: BaseException) -> str:
+    """Return the traceback of an error in a part of the user's own, without trimtab's calls of it."""
+    ours, trace = os.path.dirname(os.path.abspath(__file__)) + os.sep, error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))[-MAX_TRACEBACK:].rstrip()
 
 
 def location(part: object) -> str:

@@ -12,8 +12,9 @@ import trimtab as tt
 from trimtab import own_parts
 from trimtab.data import Problem
 from trimtab.data.problems import user
-from trimtab.grading import Submission, Verdict, grade, grade_many, grade_submissions, load_rule, pool
+from trimtab.grading import Submission, Verdict, grade, grade_many, grade_submissions, load_rule
 from trimtab.grading.verdicts import verdict_of
+from trimtab.workers import calls
 
 RULES = "python:helpers.grading.graded_rules"
 
@@ -21,7 +22,7 @@ RULES = "python:helpers.grading.graded_rules"
 @pytest.fixture(autouse=True, scope="module")
 def no_workers_afterwards() -> Iterator[None]:
     yield
-    pool.close()
+    calls.close()
 
 
 def graded(name: str, responses: Sequence[str], answer: str = "rows") -> list[Verdict]:

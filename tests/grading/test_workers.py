@@ -20,11 +20,13 @@ import pytest
 
 from trimtab.data import Problem
 from trimtab.data.problems import user
-from trimtab.grading import Verdict, grade, grade_many, pool
-from trimtab.grading.pool import WorkerLimits, WorkerResult, client, submit_call, wait
-from trimtab.grading.python_rule import LIMITS
+from trimtab.grading import Verdict, grade, grade_many
+from trimtab.grading.python_rule import CALL_RULE, LIMITS
+from trimtab.workers import WorkerLimits, WorkerResult, calls, result_of, submit_call
+from trimtab.workers.calls import client
 
 RULES = "helpers.grading.python_rules"
+USERS = f"{CALL_RULE}@python:{RULES}"  # with a name: a rule of the user's own
 CALL = WorkerLimits(seconds=30.0, cpu_seconds=10.0)
 SYMPY_CHECK = "trimtab.grading.mathematics.sympy_check:grade_pair"
 HANG = 300.0  # seconds after which a process is taken for hung
@@ -33,12 +35,12 @@ HANG = 300.0  # seconds after which a process is taken for hung
 @pytest.fixture(autouse=True, scope="module")
 def no_workers_afterwards() -> Iterator[None]:
     yield
-    pool.close()
+    calls.close()
 
 
 def call(name: str, response: str = "x", limits: WorkerLimits = CALL) -> WorkerResult:
-    function = f"{RULES}:{name}"
-    return wait(submit_call(function, (response, "42", {}), limits), function)
+    function = f"{USERS}:{name}"
+    return result_of(submit_call(function, (response, "42", {}), limits), function)
 
 
 def kind_by(name: str, response: str, extra: dict[str, object] | None = None) -> str:
@@ -85,9 +87,9 @@ def test_a_call_that_computes_is_ended_by_its_cpu_time() -> None:
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not tell who waits for a CPU")
 def test_a_call_is_not_charged_for_the_time_of_others() -> None:
     """Together they take far longer than each may."""
-    limits, function = WorkerLimits(seconds=0.4, cpu_seconds=5.0), f"{RULES}:computes"
-    calls = [submit_call(function, ("x", "42", {}), limits) for _ in range(12 * (os.cpu_count() or 1))]
-    assert [wait(each, function, 60.0).outcome for each in calls] == ["done"] * len(calls)
+    limits, function = WorkerLimits(seconds=0.4, cpu_seconds=5.0), f"{USERS}:computes"
+    pending = [submit_call(function, ("x", "42", {}), limits) for _ in range(12 * (os.cpu_count() or 1))]
+    assert [result_of(each, function, 60.0).outcome for each in pending] == ["done"] * len(pending)
 
 
 def test_a_call_that_takes_too_much_memory_is_too_costly() -> None:
@@ -124,13 +126,13 @@ def test_no_call_sees_what_another_left_behind() -> None:
 
 def test_a_short_call_overtakes_long_ones() -> None:
     """The long ones would run for a minute; the short one is done while all of them still run."""
-    function = f"{RULES}:spins_if_told"
+    function = f"{USERS}:spins_if_told"
     limits = WorkerLimits(seconds=60.0, cpu_seconds=50.0)
     slow = [submit_call(function, ("spin", "42", {}), limits) for _ in range(32)]
     assert call("spins_if_told", "x", limits).value is True
     assert not any(future.done() for future in slow)
-    pool.close()
-    assert {wait(future, function).outcome for future in slow} == {"crashed"}
+    calls.close()
+    assert {result_of(future, function).outcome for future in slow} == {"crashed"}
 
 
 def test_a_worker_that_is_killed_is_replaced() -> None:
@@ -153,19 +155,21 @@ def test_a_signal_that_stops_a_run_leaves_its_step_under_way_the_verdicts() -> N
 
 def test_a_module_that_never_loads_keeps_no_process_for_ever(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text("import time; time.sleep(600)")
-    code = "from trimtab.grading import fork_server as f; f.MAX_LOAD_SECONDS = 1; f.main('endless:grade')"
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=tmp_path)
-    process.communicate(b"[]\n", HANG)
+    code = (
+        "import socket; from trimtab.workers import call_server as server; server.MAX_LOAD_SECONDS = 1; "
+        "server.main(socket.socket(), 'endless:grade', [])"
+    )
+    process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=HANG, check=False)
     assert process.returncode == -signal.SIGALRM
 
 
 def test_what_was_under_way_when_a_worker_died_has_crashed() -> None:
-    function = f"{RULES}:sleeps"
+    function = f"{USERS}:sleeps"
     future = submit_call(function, ("x", "42", {}), WorkerLimits(seconds=60.0))
     while not future.done():
         client(function).process.kill()
         time.sleep(0.05)
-    assert wait(future, function).outcome == "crashed"
+    assert result_of(future, function).outcome == "crashed"
 
 
 @pytest.mark.parametrize("path", ["no_such_module:f", f"{RULES}:no_such", f"{RULES}:NOT_A_FUNCTION"])
@@ -185,7 +189,7 @@ def test_many_threads_share_a_worker() -> None:
 
 
 def test_a_worker_outlives_the_thread_that_started_it() -> None:
-    pool.close()
+    calls.close()
     thread = threading.Thread(target=lambda: grade(r"\boxed{2\sin x\cos x}", r"\sin 2x"))
     thread.start()
     thread.join()
@@ -202,7 +206,7 @@ def test_verdicts_come_in_the_order_of_the_pairs() -> None:
 
 def test_workers_do_not_load_torch() -> None:
     code = (
-        "import sys, trimtab.grading.fork_server; from trimtab.grading.mathematics import sympy_check; "
+        "import sys, trimtab.workers.call_server; from trimtab.grading.mathematics import sympy_check; "
         "sympy_check.warm_up(); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG)
@@ -225,7 +229,7 @@ def test_what_the_package_does_not_have_is_an_attribute_error() -> None:
 
 
 def test_the_limits_are_those_of_the_documentation() -> None:
-    assert (pool.LIMITS.cpu_seconds, pool.LIMITS.seconds) == (1.0, 1.5)
+    assert (WorkerLimits().cpu_seconds, WorkerLimits().seconds) == (1.0, 1.5)
     assert (LIMITS.cpu_seconds, LIMITS.seconds) == (5.0, 10.0)
 
 
@@ -233,7 +237,7 @@ def test_grading_leaves_no_files_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
     for _ in range(3):
         assert grade(r"\boxed{2\sin x\cos x}", r"\sin 2x") == Verdict("correct", r"2\sin x\cos x")
-        pool.close()
+        calls.close()
     after = len(os.listdir("/proc/self/fd")) if before else 0
     assert after <= before
 
@@ -260,7 +264,7 @@ if pid := os.fork():
         [sys.executable, "-c", code, str(tmp_path / "x"), str(tmp_path / "there")], capture_output=True, text=True,
         check=False, timeout=HANG,
     )  # fmt: skip
-    assert (_walls_of(SYMPY_CHECK), _walls_of(f"{RULES}:last_word")["Seccomp"]) == ({"NoNewPrivs": 1, "Seccomp": 2}, 0)
+    assert (_walls_of(SYMPY_CHECK), _walls_of(f"{USERS}:last_word")["Seccomp"]) == ({"NoNewPrivs": 1, "Seccomp": 2}, 0)
     denied = ["PermissionError"]
     assert done.stdout.splitlines() in ([*denied * 3, "0 1"], [*denied, "0 1"]), done  # the second without landlock
 

@@ -15,9 +15,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from helpers.objectives.made_tokenizers import byte_level_bpe
-from trimtab.grading import grade, pool
+from trimtab.grading import grade
 from trimtab.trainer.model import Policy
 from trimtab.trainer.model.demo_model import demo_tokenizer
+from trimtab.workers import calls
 
 SMOLLM2 = Path(os.environ.get("TRIMTAB_CACHE", "~/.cache/trimtab")).expanduser() / "smollm2-135m-instruct"
 TEXTS = ["12+3=", "So , it 's 1 . Right ?", "Ein Übermaß – 答案是 42。", "emoji 🤖👍🏽\tand a\nline", " ", ""]
@@ -213,8 +214,8 @@ def test_a_plain_tokenizer_encodes_a_batch(name: str, monkeypatch: pytest.Monkey
 
 def test_a_grader_that_starts_after_parallel_work_starts_quietly(capfd: pytest.CaptureFixture[str]) -> None:
     """The grader's process is not forked from the one whose tokenizer runs threads."""
-    pool.close()
+    calls.close()
     assert len(policy("byte level").decode_batch([[5, 6, 7]] * 2000)) == 2000
     assert grade(r"so \boxed{\sin^2 x + \cos^2 x}", "1", "math").kind == "correct"
-    pool.close()
+    calls.close()
     assert capfd.readouterr().err == ""

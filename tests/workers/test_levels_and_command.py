@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.workers import LEVELS, Probe, Result, Sandbox, SandboxError, run_input
-from trimtab.workers.fork_backend import ForkServer
+from trimtab.workers.sandbox_client import SandboxClient
 
 PATIENT = 60.0  # seconds, for what ends by itself on a machine of any load
 
@@ -62,8 +62,8 @@ class Lacking(Sandbox):
 
     lacks: tuple[str, ...] = ("namespaces",)
 
-    def _start(self) -> ForkServer:
-        return ForkServer(self.limits, self.packages, without=self.lacks)
+    def _start(self) -> SandboxClient:
+        return SandboxClient(self.limits, self.packages, without=self.lacks)
 
 
 class LackingMost(Lacking):
@@ -169,7 +169,7 @@ def test_root_drops_its_uid(sandbox: Sandbox) -> None:
     if os.geteuid() != 0:
         pytest.skip("not root")
     server = sandbox.server()
-    assert isinstance(server, ForkServer)
+    assert isinstance(server, SandboxClient)
     with sandbox.session(timeout=PATIENT) as session:
         assert session.run("import os\nprint(os.getuid())").stdout == "1000\n"
         children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +14,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from trimtab.workers import Sandbox, SandboxError
+import trimtab
+from trimtab.workers import Sandbox, SandboxError, bubblewrap
 
 PATIENT = 60.0  # seconds, for what ends by itself on a machine of any load
 
@@ -56,8 +59,20 @@ def test_a_session_lives_in_bubblewrap(wrapped: Sandbox) -> None:
         assert session.run("print(x * 7)").stdout == "42\n"
 
 
+def test_the_files_that_bubblewrap_shows_are_enough_for_what_runs_inside(tmp_path: Path) -> None:
+    package = Path(trimtab.__file__).parent
+    for name in bubblewrap.MODULES:
+        copy = shutil.copytree if (package / name).is_dir() else shutil.copy
+        (tmp_path / "trimtab").mkdir(exist_ok=True)
+        copy(package / name, tmp_path / "trimtab" / name)
+    command = [sys.executable, "-P", "-c", "import trimtab.workers.bubblewrap as b; print(b.__file__)"]
+    environment = {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(str(tmp_path)), done.stderr
+
+
 def test_bubblewrap_that_is_missing_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trimtab.workers.fork_backend.SEARCH_PATH", "/nonexistent")
+    monkeypatch.setattr("trimtab.workers.sandbox_client.SEARCH_PATH", "/nonexistent")
     with pytest.raises(SandboxError, match="bubblewrap is not installed: apt-get install bubblewrap"):
         Sandbox(backend="bubblewrap")
 
@@ -69,7 +84,7 @@ def test_bubblewrap_that_fails_is_refused_and_no_program_is_blamed(
     command = tmp_path / "bwrap"
     command.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
     command.chmod(0o755)
-    monkeypatch.setattr("trimtab.workers.fork_backend.SEARCH_PATH", str(tmp_path))
+    monkeypatch.setattr("trimtab.workers.sandbox_client.SEARCH_PATH", str(tmp_path))
     with pytest.raises(SandboxError, match=r"work here \(bwrap: Creating new namespace failed\); backend 'fork'"):
         Sandbox(backend="bubblewrap", level=level)
 

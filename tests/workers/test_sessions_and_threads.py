@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -138,6 +139,14 @@ def test_a_server_that_is_killed_is_replaced(sandbox: Sandbox) -> None:
     assert session._running.control.recv(1) == b""  # type: ignore[union-attr]  # the kernel has killed the rest
     assert session.run("print(1)").kind == "killed"
     assert sandbox.run("print(1)", timeout=PATIENT).stdout == "1\n"
+
+
+def test_signals_that_stop_a_run_leave_its_sandbox_and_programs_heed_theirs(sandbox: Sandbox) -> None:
+    server = sandbox.server().process  # type: ignore[attr-defined]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(server.pid, number)
+    assert sandbox.run("import signal\nprint(signal.pthread_sigmask(0, ()))", timeout=PATIENT).stdout == "set()\n"
+    assert sandbox.server().process is server  # type: ignore[attr-defined]
 
 
 def test_a_closed_sandbox_says_so() -> None:

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from trimtab.agents.call_formats import CALL_FORMATS, CallFormat, format_of, instructions
 from trimtab.agents.template_delta import NAME, TemplateDelta, find_delta, renderer
 from trimtab.agents.tool_set import ToolSet
-from trimtab.chat_template import template_of
 from trimtab.data import Problem
 from trimtab.text import LEFT_OUT, cut_middle, shown
+from trimtab.workers import template_of
 
 OPENING_SECONDS = 60.0  # for an environment's `reset`, before the first message
 LEAST_SHARE = 16  # tokens; if several replies would have less each, they are given as one

@@ -13,11 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab.chat_template import special_tokens
-from trimtab.grading import WorkerLimits, call_worker
 from trimtab.text import shorten
+from trimtab.workers import RENDER, WorkerLimits, call_worker, special_tokens
 
-RENDER = "trimtab.chat_template:render"
 LIMITS = WorkerLimits(40.0, 10.0, 512 << 20, 32 << 20)
 NAME = "\0name\0"  # stands for the tool's name in a piece of markup
 # Words that no template writes by itself, and that trimming, JSON and URL quoting leave alone.

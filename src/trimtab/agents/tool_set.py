@@ -17,10 +17,18 @@ from trimtab.agents.calculator import calculator
 from trimtab.agents.schemas import argument_problem, environment_schemas, function_schema
 from trimtab.agents.types import Conversation, Outcome
 from trimtab.data import Problem
-from trimtab.grading import WorkerLimits, WorkerResult, WorkerSession, call_worker, start_worker
 from trimtab.own_parts import OwnPartError, is_own, load_part
 from trimtab.text import nearest, shown
-from trimtab.workers import Result, Sandbox, Session
+from trimtab.workers import (
+    Result,
+    Sandbox,
+    Session,
+    WorkerLimits,
+    WorkerResult,
+    WorkerSession,
+    call_worker,
+    start_worker,
+)
 
 RESULT_BYTES = 1 << 20  # of a result as JSON, where a character may have 12
 HOST = "trimtab.agents.tool_process"

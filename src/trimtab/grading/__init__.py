@@ -1,14 +1,6 @@
 """Verifiers: grade a response against an answer, in bounded time, whatever the model wrote."""
 
 from trimtab.grading.grade_lines import grade_lines
-from trimtab.grading.pool import (
-    WorkerLimits,
-    WorkerResult,
-    WorkerSession,
-    call_worker,
-    keep_output,
-    start_worker,
-)
 from trimtab.grading.python_rule import rule
 from trimtab.grading.response_rules import RESPONSE_RULES
 from trimtab.grading.rules import RULES, check_rule, grade, grade_many, grade_submissions, load_rule
@@ -28,7 +20,6 @@ from trimtab.grading.verdicts import (
 
 __all__ = [
     "CORRECT_SCORE", "FACTS", "RESPONSE_RULES", "RULES", "SCORE", "VERDICT_KINDS", "RuleErrors", "Submission",
-    "Verdict", "VerdictKind", "WorkerLimits", "WorkerResult", "WorkerSession", "call_worker", "check_rule",
-    "crashed_diagnosis", "describe_error", "grade", "grade_lines", "grade_many", "grade_submissions", "is_score",
-    "keep_output", "load_rule", "rule", "start_worker", "verdict_of",
+    "Verdict", "VerdictKind", "check_rule", "crashed_diagnosis", "describe_error", "grade", "grade_lines", "grade_many",
+    "grade_submissions", "is_score", "load_rule", "rule", "verdict_of",
 ]  # fmt: skip

@@ -14,21 +14,20 @@ MAX_NUMBER_CHARS = 200
 MAX_EXPONENT = 400
 MAX_LINE_CHARS = 4_000  # of an answer's line
 
-MAX_NESTED = 8  # boxes that are opened
-MAX_BOX_CHARS = 20_000  # before the last one in which others are looked for
-MAX_BRACES = 10_000  # of the boxes
+MAX_ANCHORS = 1_000  # occurrences of "answer" that are tried
+MAX_NESTED = 8  # boxes around the last one
+MAX_BRACES = 10_000  # scanned in search of the last box
 MAX_BOXES = 50  # that make one answer
 MAX_JOINT_CHARS = 80  # between two of them
 
-Box = tuple[int, int, int]  # where it starts, and its content starts and ends
-_BOX_OR_BRACE = re.compile(r"(?:\\boxed\s*)?\{|\}")
-_PLAIN_BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+_BRACE = re.compile(r"[{}]")
+_BOX = re.compile(r"\\boxed\s*\{")
 # Between boxes: a name of the next one, text, signs that only lay out, and what may then be left.
 _NAME = re.compile(r"(?<![^\s$(,])((?:[A-Za-z]|\\[a-z]+)(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?)\s*=[\s$]*$", re.ASCII)
 _TEXT = re.compile(r"\\(?:text|textrm|mathrm|mbox)\s*\{([^{}\\$]*)\}")
 _DECORATION = re.compile(r"\\(?:q?quad(?![a-zA-Z])|[,;:! ()\[\]])|[$&~]")
 _JOINT = re.compile(r"(?:(?:for|in) (?:part )?\(\w\) ?)?([,;]|,? ?and|,? ?or)(?: \(\w\):?)?", re.IGNORECASE)
-_ANCHOR = re.compile(r"[Aa](?:nswer|(?<=A)NSWER)\*{0,2}[ \t]{0,5}:")
+_ANCHOR = re.compile(r"(?:answer|Answer|ANSWER)\*{0,2}[ \t]{0,5}:")
 _DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 # A minus is a sign unless something before it could be subtracted from; -$5 is minus five too.
@@ -42,7 +41,8 @@ _LISTED = re.compile(r"(?<=\d)(?: ,|, | , )(?=\d{3}(?!\d))", re.ASCII)  # `1, 23
 
 def last_box(text: str) -> str | None:
     r"""Return the content of the last `\boxed{...}` whose braces balance; None if there is none."""
-    box = max(_boxes(text), default=None)
+    plain = _blank_escapes(text)
+    box = _find_last_box(plain, len(plain), MAX_BRACES)
     return None if box is None else text[box[1] : box[2]]
 
 
@@ -51,8 +51,12 @@ def answer_box(text: str) -> str | None:
 
     `\boxed{41, \boxed{42}}` is a list of two; `last_box` would find 42 in it.
     """
-    boxes = _outermost(_boxes(text))
-    return _open_boxes(text[boxes[-1][1] : boxes[-1][2]]) if boxes else None
+    plain = _blank_escapes(text)
+    box = _find_last_outer_box(plain)
+    if box is None:
+        return None
+    content = text[box[1] : box[2]]
+    return _open_boxes(content) if "boxed" in content else content
 
 
 def answer_boxes(text: str) -> str | None:
@@ -60,15 +64,22 @@ def answer_boxes(text: str) -> str | None:
 
     A name before a box belongs to it: `k = \boxed{45} and n = \boxed{2}` is `k = 45, n = 2`.
     """
-    found: list[str] = []
-    following = 0
-    for start, inner, end in reversed(_outermost(_boxes(text))[-MAX_BOXES:]):
-        joint = _joint(text[end + 1 : following]) if found else ""
-        if joint is None:
+    plain = _blank_escapes(text)
+    box = _find_last_outer_box(plain)
+    if box is None:
+        return None
+    start, inner, end = box
+    found = [_named(text, start, _open_boxes(text[inner:end]))]
+    while len(found) < MAX_BOXES:
+        before = plain.rfind("\\boxed", max(0, start - MAX_LINE_CHARS), start)
+        opening = _BOX.match(plain, before) if before >= 0 else None
+        close = _find_closing(plain, opening.end(), start, MAX_BRACES) if opening else None
+        joint = _joint(text[close + 1 : start]) if close is not None else None
+        if opening is None or close is None or joint is None:
             break
-        found.append(_named(text, start, _open_boxes(text[inner:end])) + joint)
-        following = start
-    return "".join(reversed(found)) if len(found) > 1 else answer_box(text)
+        found.append(_named(text, before, _open_boxes(text[opening.end() : close])) + joint)
+        start = before
+    return "".join(reversed(found)) if len(found) > 1 else _open_boxes(text[inner:end])
 
 
 def _joint(between: str) -> str | None:
@@ -86,58 +97,85 @@ def _named(text: str, start: int, content: str) -> str:
     return f"{{{name[1]} = {content}}}" if name and "=" not in content else f"{{{content}}}"
 
 
+def _find_last_outer_box(plain: str) -> tuple[int, int, int] | None:
+    """Return where the last box that is not inside another one starts, and its content starts and ends."""
+    box = _find_last_box(plain, len(plain), MAX_BRACES)
+    if box is None:
+        return None
+    outer, inner, end = box
+    start = outer
+    for _ in range(MAX_NESTED):
+        start = plain.rfind("\\boxed", max(0, inner - MAX_LINE_CHARS), start)
+        if start < 0:
+            break
+        if (opening := _BOX.match(plain, start)) is None:
+            continue
+        close = _find_closing(plain, opening.end(), min(len(plain), end + MAX_LINE_CHARS), MAX_BRACES)
+        if close is not None and close > end:
+            outer, inner, end = start, opening.end(), close
+    return outer, inner, end
+
+
 def _open_boxes(content: str) -> str:
     """Return what is inside a box that is all of a box's content."""
-    if "boxed" not in content or len(content) > MAX_LINE_CHARS:
-        return content
-    for _ in range(MAX_NESTED):
+    for _ in range(MAX_NESTED if len(content) <= MAX_LINE_CHARS else 0):
         held = content.strip()
-        boxes = _boxes(held)
-        if not boxes or (boxes[-1][0], boxes[-1][2]) != (0, len(held) - 1):
+        opening = _BOX.match(held)
+        if opening is None or _find_closing(held, opening.end(), len(held), MAX_BRACES) != len(held) - 1:
             break
-        content = held[boxes[-1][1] : boxes[-1][2]]
+        content = held[opening.end() : -1]
     return content
 
 
 def answer_line(text: str) -> str | None:
     """Return what follows the last `Answer:` on its line; None if there is none."""
-    end = max((anchor.end() for anchor in _ANCHOR.finditer(text)), default=None)
-    if end is None:
+    places = {word: text.rfind(word) for word in ("answer", "Answer", "ANSWER")}
+    for _ in range(MAX_ANCHORS):
+        word, start = max(places.items(), key=lambda item: item[1])
+        if start < 0:
+            return None
+        if anchor := _ANCHOR.match(text, start):
+            break
+        places[word] = text.rfind(word, 0, start)
+    else:
         return None
+    end = anchor.end()
     line = text[end : end + MAX_LINE_CHARS].lstrip("* \t").partition("\n")[0]
     return line.strip().strip("*").strip()
 
 
-def _boxes(text: str) -> list[Box]:
-    """Return the last boxes whose braces balance, in the order in which they close."""
-    # Escaped braces do not count, and `\\\\` breaks a line; the length stays the same.
-    plain = text.replace("\\\\", "  ").replace("\\{", "  ").replace("\\}", "  ")
-    last = plain.rfind("\\boxed")
-    first = plain.find("\\boxed", max(0, last - MAX_BOX_CHARS))
-    if first == last >= 0 and (only := _PLAIN_BOX.match(plain, last)):  # most responses: a fifth faster
-        return [(last, only.start(1), only.end(1))]
-    opened: list[re.Match[str]] = []
-    found: list[Box] = []
-    for brace in islice(_BOX_OR_BRACE.finditer(plain, first), MAX_BRACES) if last >= 0 else ():
-        if brace[0] != "}":
-            opened.append(brace)
-        elif opened and len((opening := opened.pop())[0]) > 1:
-            found.append((opening.start(), opening.end(), brace.start()))
-    return found
+def _find_last_box(plain: str, end: int, braces: int) -> tuple[int, int, int] | None:
+    """Return where the last balanced box starts, where its content starts, and where that ends."""
+    # From the last box backwards, each is followed no further than the next one's start: had the next one closed, it
+    # would have been found, and a box cannot close before the boxes inside it do. So no brace is scanned twice.
+    start = plain.rfind("\\boxed")
+    while start >= 0 and braces > 0:
+        if opening := _BOX.match(plain, start):
+            depth = 0
+            for brace in islice(_BRACE.finditer(plain, opening.end() - 1, end), braces):
+                braces -= 1
+                depth += 1 if brace[0] == "{" else -1
+                if depth == 0:
+                    return start, opening.end(), brace.start()
+            end = start
+        braces -= 1
+        start = plain.rfind("\\boxed", 0, start)
+    return None
 
 
-def _outermost(boxes: list[Box]) -> list[Box]:
-    """Return the boxes that are not inside another one; what is around a box may be so long that it is no answer."""
-    if len(boxes) < 2:
-        return boxes
-    outer: list[Box] = []
-    for start, inner, end in boxes:
-        if outer and outer[-1][0] > start and max(outer[-1][1] - start, end - outer[-1][2]) > MAX_LINE_CHARS:
-            continue
-        while outer and outer[-1][0] > start:
-            outer.pop()
-        outer.append((start, inner, end))
-    return outer
+def _find_closing(plain: str, start: int, end: int, braces: int) -> int | None:
+    """Return where the brace closes that opened before `start`."""
+    depth = 1
+    for brace in islice(_BRACE.finditer(plain, start, end), braces):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return brace.start()
+    return None
+
+
+def _blank_escapes(text: str) -> str:
+    """Replace escaped braces, which do not count, by blanks; the length stays the same. `\\\\` breaks a line."""
+    return text.replace("\\\\", "  ").replace("\\{", "  ").replace("\\}", "  ")
 
 
 def last_number(text: str) -> str | None:

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import inspect
 import json
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from trimtab.grading.pool import WorkerCall, WorkerLimits, WorkerResult
-from trimtab.grading.rule_output import redirected
 from trimtab.grading.submission import FACTS, Submission
-from trimtab.grading.verdicts import Verdict, verdict_of
-from trimtab.own_parts import PREFIX, OwnPartError, load_part, location
+from trimtab.grading.verdicts import Verdict, WorkerCall, plain_result, verdict_of
+from trimtab.own_parts import PREFIX, OwnPartError, load_part, location, own_traceback
 from trimtab.text import shown
+from trimtab.workers import WorkerLimits, WorkerResult, redirected
 
 LIMITS = WorkerLimits(seconds=10.0, cpu_seconds=5.0, memory=1 << 30)
 BATCH_LIMITS = WorkerLimits(seconds=60.0, cpu_seconds=60.0, memory=1 << 30, result=1 << 22)
 WORKER_BATCH = 64  # responses of a batched call in a worker: several run side by side
-MAX_TRACEBACK = 8_000  # characters, of the end of one
+CALL_RULE = "trimtab.grading.python_rule:call_rule"
 
 # A call for a worker, the rows of the responses that it grades, and what reads their verdicts from its result.
 DeferredCall = tuple[WorkerCall, Sequence[int], Callable[[WorkerResult], Sequence[Verdict]]]
+__all__ = ["PythonRule", "call_rule", "load_python_rule", "plain_result", "rule"]
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -94,7 +94,7 @@ class PythonRule:
             some = rows[start : start + size]
             graded = [items[row] for row in some]
             arguments, keywords = self._arguments([_plain(item) for item in graded])
-            call = WorkerCall(self.name.removeprefix(PREFIX), arguments, None, self.limits, keywords)
+            call = WorkerCall(f"{CALL_RULE}@{self.name}", arguments, None, self.limits, keywords)
             calls.append((call, some, partial(self.verdicts, graded)))
         return calls
 
@@ -187,11 +187,9 @@ def _check_signature(
         ) from None
 
 
-def own_traceback(error: BaseException) -> str:
-    """Return the traceback of an error in a user's function, from that function on."""
-    # The first frame is trimtab's call of it.
-    trace = error.__traceback__.tb_next if error.__traceback__ else None
-    return "".join(traceback.format_exception(type(error), error, trace))[-MAX_TRACEBACK:].rstrip()
+def call_rule(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """Call a rule; this is what its worker does, which turns the result into JSON by this module's `plain_result`."""
+    return function(*arguments, **keywords)
 
 
 def _plain(item: Submission) -> Submission:

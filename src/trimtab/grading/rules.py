@@ -15,17 +15,16 @@ from typing import Any
 
 from trimtab import own_parts
 from trimtab.data import Problem
-from trimtab.grading import pool
 from trimtab.grading.extract import answer_box, answer_boxes, answer_line, last_box, last_number, parse_number, tidy
 from trimtab.grading.http_rule import HttpRule
 from trimtab.grading.mathematics import asks_for_several, grade_extracted, tokenize, unbox
-from trimtab.grading.pool import WorkerCall, WorkerResult
 from trimtab.grading.puzzle_rules import grade_countdown, gym_score
 from trimtab.grading.python_rule import DeferredCall, PythonRule, load_python_rule
 from trimtab.grading.response_rules import RESPONSE_RULES, FormatRule, LanguageRule, LengthRule, make_rule
 from trimtab.grading.submission import Submission
-from trimtab.grading.verdicts import CORRECT_SCORE, Verdict, make_verdict, verdict_of
+from trimtab.grading.verdicts import CORRECT_SCORE, Verdict, WorkerCall, make_verdict, verdict_of
 from trimtab.text import shown
+from trimtab.workers import WorkerResult, result_of, submit_call
 
 MAX_ANSWER_CHARS = 10_000  # by `boxed` and `gym:KIND` a longer answer is wrong without a look
 STRICT_BOX_CHARS = 100  # the end of a response that `strict-box` looks at
@@ -130,15 +129,17 @@ def _start_all(deferred: Sequence[DeferredCall]) -> dict[str, Future[WorkerResul
     pending: dict[str, Future[WorkerResult]] = {}  # by repr: a call's arguments may hold dicts, which do not hash
     for call in sorted((call for call, _, _ in deferred), key=lambda call: len(repr(call.arguments))):
         if repr(call) not in pending:
-            pending[repr(call)] = pool.submit_call(call.function, call.arguments, call.limits, call.keywords)
+            pending[repr(call)] = submit_call(call.function, call.arguments, call.limits, call.keywords)
     return pending
 
 
 def _loaded_result(call: WorkerCall, future: Future[WorkerResult]) -> WorkerResult:
     """Wait for the result of a call. A function that cannot be loaded is an error, not a verdict."""
-    result = pool.wait(future, call.function)
+    result = result_of(future, call.function)
     if result.outcome == "not_loaded":
-        raise ValueError(f"the grading function {call.function} cannot be loaded: {result.error}")
+        name = call.function.partition(f"@{own_parts.PREFIX}")[2] or call.function
+        why = result.error.removeprefix(f"{own_parts.PREFIX}{name}: ")
+        raise ValueError(f"the grading function {name} cannot be loaded: {why}")
     return result
 
 

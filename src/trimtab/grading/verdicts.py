@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from trimtab.grading.submission import Submission
 from trimtab.text import printable, shorten, shown
+from trimtab.workers import WorkerLimits
 
 MAX_EXTRACTED_CHARS = 1000  # of an answer that a verdict keeps
 CORRECT_SCORE = 0.99  # a number of at least this counts as correct
@@ -54,6 +55,17 @@ class Verdict:
     def value(self) -> float:
         """The number that a rule stands for: its score, else 1 for a correct response and 0 for any other."""
         return float(self.kind == "correct") if self.score is None else self.score
+
+
+@dataclass(frozen=True)
+class WorkerCall:
+    """A call `function(*arguments, **keywords)` for a worker; `extracted` is the answer that it grades."""
+
+    function: str
+    arguments: tuple[Any, ...]
+    extracted: str | None = None
+    limits: WorkerLimits = field(default_factory=WorkerLimits)
+    keywords: Mapping[str, Any] = field(default_factory=dict)
 
 
 def make_verdict(kind: VerdictKind, extracted: str | None = None) -> Verdict:

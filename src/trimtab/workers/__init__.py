@@ -1,21 +1,23 @@
-"""The sandbox: programs that a model wrote run in milliseconds and get nowhere. Imports no torch."""
+"""Worker processes: calls within limits, and the sandbox for programs that a model wrote. Imports no torch."""
 
-from trimtab.workers.command import probe_lines, run_input
+from trimtab.workers.calls import (
+    WorkerLimits,
+    WorkerResult,
+    WorkerSession,
+    call_worker,
+    keep_output,
+    redirected,
+    result_of,
+    start_worker,
+    submit_call,
+)
+from trimtab.workers.chat_template import RENDER, special_tokens, template_of
 from trimtab.workers.jail import confine
-from trimtab.workers.probe import LEVELS, Probe
-from trimtab.workers.results import KILLED_KINDS, Kind, Result, SandboxError
-from trimtab.workers.sandbox import Sandbox, Session
+from trimtab.workers.results import KILLED_KINDS, LEVELS, Kind, Probe, Result, SandboxError
+from trimtab.workers.sandbox import Sandbox, Session, probe_lines, run_input
 
 __all__ = [
-    "KILLED_KINDS",
-    "LEVELS",
-    "Kind",
-    "Probe",
-    "Result",
-    "Sandbox",
-    "SandboxError",
-    "Session",
-    "confine",
-    "probe_lines",
-    "run_input",
-]
+    "KILLED_KINDS", "LEVELS", "RENDER", "Kind", "Probe", "Result", "Sandbox", "SandboxError", "Session",
+    "WorkerLimits", "WorkerResult", "WorkerSession", "call_worker", "confine", "keep_output", "probe_lines",
+    "redirected", "result_of", "run_input", "special_tokens", "start_worker", "submit_call", "template_of",
+]  # fmt: skip

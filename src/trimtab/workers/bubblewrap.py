@@ -9,37 +9,36 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 from dataclasses import asdict
 from typing import Any
 
-from trimtab.worker_process import die_with_parent
 from trimtab.workers import runner
 from trimtab.workers.jail import SCRATCH, Limits, drop_root, find_walls, give_up_privileges, limit_resources, lock_files
-from trimtab.workers.landlock import landlock_version
-from trimtab.workers.linux import PR_SET_NO_NEW_PRIVS, close_from, prctl
-from trimtab.workers.memory_watch import MemoryWatch
+from trimtab.workers.linux import PR_SET_NO_NEW_PRIVS, close_from, landlock_version, prctl
+from trimtab.workers.sandbox_server import SandboxServer, receive
 from trimtab.workers.seccomp import build_filter
-from trimtab.workers.server import Server, receive, serve
 from trimtab.workers.visible_files import DEVICES, VisibleFiles, find_visible_files
 
+# What of trimtab this module imports: it runs inside too.
+MODULES = ("__init__.py", "own_parts.py", "process.py", "text.py", "workers")
 _ADDRESS_SPACE = 256 << 20  # of an interpreter that has loaded numpy and sympy
 
 
-class BubblewrapServer(Server):
+class BubblewrapServer(SandboxServer):
     """A fork server whose runs become `bwrap` processes."""
 
     own_processes = 3  # bwrap, its first process inside, the interpreter
 
-    def become_run(self, handover: socket.socket, parent: int) -> None:
+    def become_run(self, handover: socket.socket) -> None:
         """Wait for a program and start bubblewrap with an interpreter that runs it."""
-        die_with_parent(parent)
-        os.setsid()
         message, descriptors = receive(handover, 3)
         if not message:
             return
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for target, source in zip((3, 1, 2), descriptors, strict=True):
             os.dup2(source, target)
         os.set_inheritable(3, True)
@@ -48,7 +47,7 @@ class BubblewrapServer(Server):
         os.execv(command[0], command)
 
     def status_of(self, status: int) -> int:
-        """Return a signal where bubblewrap tells of one by an exit code."""
+        """Return a signal if bubblewrap tells of one by an exit code."""
         code = os.waitstatus_to_exitcode(status)
         return code - 128 if code > 128 else status
 
@@ -65,12 +64,12 @@ def bubblewrap_command(files: VisibleFiles, limits: Limits, mode: str) -> list[s
         command += ["--unshare-user", "--disable-userns"]
     # Bubblewrap mounts in the order given, and an interpreter may lie below /tmp.
     command += ["--perms", "1777", "--size", str(limits.disk_mb << 20), "--tmpfs", SCRATCH]
-    # Bubblewrap makes missing folders for root alone, and root becomes nobody.
+    # Bubblewrap makes missing folders for root only, and root becomes nobody.
     for folder in _folders_above([*files.paths, *files.links, *DEVICES, __file__]):
         command += ["--perms", "0755", "--dir", folder]
     command += show_files(files)
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    for name in ("__init__.py", "text.py", "tools", "worker_process.py"):
+    for name in MODULES:
         command += ["--ro-bind", os.path.join(package, name), os.path.join(package, name)]
     command += ["--symlink", SCRATCH, "/dev/shm", "--remount-ro", "/"]
     for name, value in {**os.environ, "PYTHONPATH": os.path.dirname(package)}.items():
@@ -124,7 +123,7 @@ def run_inside(mode: str, limits: Limits, search_path: list[str]) -> None:
 
 
 def start_server(requests: socket.socket, options: dict[str, Any]) -> BubblewrapServer:
-    """Report what holds on this machine with bubblewrap's namespaces; OSError where it cannot run anything."""
+    """Report what holds on this machine with bubblewrap's namespaces; OSError if it cannot run anything."""
     files = find_visible_files(options["packages"])
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     walls, reasons = find_walls(Limits(**options["limits"]), files, proc, ["namespaces"])
@@ -135,17 +134,9 @@ def start_server(requests: socket.socket, options: dict[str, Any]) -> Bubblewrap
         raise OSError(f"bubblewrap does not work here ({why}); backend 'fork' says which levels do")
     reasons |= {"namespaces": "", "uid": ""}
     requests.send(json.dumps({"reasons": reasons, "landlock": walls.landlock}).encode())
-    return BubblewrapServer(requests, walls, MemoryWatch(proc))
-
-
-def main(arguments: list[str]) -> None:
-    """Serve, or run a program inside."""
-    if arguments[0] == "serve":
-        serve(int(arguments[1]), lambda requests: start_server(requests, json.loads(arguments[2])))
-    else:
-        options = json.loads(arguments[1])
-        run_inside(arguments[0], Limits(**options["limits"]), options["search_path"])
+    return BubblewrapServer(requests, walls, proc)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    given = json.loads(sys.argv[2])
+    run_inside(sys.argv[1], Limits(**given["limits"]), given["search_path"])

@@ -1,8 +1,8 @@
-"""The walls around a run: namespaces, a file system of its own, landlock, seccomp, limits, no privileges.
+"""The walls around a run: namespaces, its own file system, landlock, seccomp, limits, no privileges.
 
-Each wall is tried in a process of its own before the server relies on it.
+Each wall is tried in a separate process before the server relies on it.
 
-The server enters a jail of its own once, with a read-only file system that holds the interpreter and nothing else. Each
+The server enters its own jail once, with a read-only file system that holds the interpreter and nothing else. Each
 run starts there, so its own namespaces take little to set up.
 """
 
@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from trimtab.worker_process import limit_memory
-from trimtab.workers import landlock, linux
+from trimtab.workers import linux
 from trimtab.workers.seccomp import apply_filter, build_filter
 from trimtab.workers.visible_files import DEVICES, VisibleFiles
 
@@ -42,7 +41,7 @@ class Limits:
 
 
 def drop_root() -> None:
-    """Become nobody where this process is root; raise PermissionError where root may not."""
+    """Become nobody if this process is root; raise PermissionError if root may not."""
     # As root RLIMIT_NPROC is not enforced, and root owns files.
     if os.geteuid() != 0:
         return
@@ -109,7 +108,7 @@ def _build_file_system(files: VisibleFiles) -> None:
 
 
 def enter_pid_namespace(own: int) -> None:
-    """Give this process's next child a PID namespace of its own; `own` is a descriptor of this process's."""
+    """Give this process's next child its own PID namespace; `own` is a descriptor of this process's."""
     # A second `unshare` is refused unless children would be born in this process's own namespace.
     linux.call("setns", own, linux.NEWPID)
     linux.unshare(linux.NEWPID)
@@ -142,17 +141,17 @@ def enter_run_jail(limits: Limits, proc: int) -> None:
 
 def lock_files(version: int, paths: list[str] | None = None) -> None:
     """Restrict files by landlock: within a jail to what is there, else to `paths`, and nothing to write to."""
-    allowed = dict.fromkeys(DEVICES, landlock.DEVICE)
+    allowed = dict.fromkeys(DEVICES, linux.DEVICE)
     if paths is None:
-        allowed |= {"/": landlock.READ, SCRATCH: landlock.SCRATCH}
+        allowed |= {"/": linux.READ, SCRATCH: linux.SCRATCH}
     else:
-        allowed |= dict.fromkeys(paths, landlock.READ)
-    landlock.restrict_files(version, allowed)
+        allowed |= dict.fromkeys(paths, linux.READ)
+    linux.restrict_files(version, allowed)
 
 
 def limit_resources(limits: Limits, address_space: int) -> None:
     """Set the limits that hold for each process of a run, and for the number of them."""
-    limit_memory(limits.memory_mb << 20, address_space)
+    linux.limit_memory(limits.memory_mb << 20, address_space)
     values = {
         resource.RLIMIT_NPROC: limits.processes,
         resource.RLIMIT_NOFILE: MAX_FILES,
@@ -176,7 +175,7 @@ def confine() -> None:
     with contextlib.suppress(*missing):
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     with contextlib.suppress(*missing):
-        landlock.restrict_files(landlock.landlock_version(), {"/": landlock.READ, "/dev/null": landlock.DEVICE})
+        linux.restrict_files(linux.landlock_version(), {"/": linux.READ, "/dev/null": linux.DEVICE})
     with contextlib.suppress(*missing):
         apply_filter(build_filter(processes=True, priorities=True))
 
@@ -221,11 +220,11 @@ class Walls:
     files: VisibleFiles
     proc: int  # a descriptor of /proc as it was outside
     namespaces: bool
-    landlock: int  # its version, 0 where it is missing
+    landlock: int  # its version, 0 if it is missing
     seccomp: bool
 
     def build_server(self) -> None:
-        """Wall in the server itself, where there are namespaces."""
+        """Wall in the server itself, if there are namespaces."""
         if self.namespaces:
             enter_server_jail(self.files, self.proc)
 
@@ -239,18 +238,18 @@ class Walls:
         give_up_privileges(self.filter())
 
     def filter(self) -> bytes:
-        """Return the seccomp filter's program; it is the same for all runs where PIDs are a run's own."""
+        """Return the seccomp filter's program; it is the same for all runs if they have PID namespaces."""
         if not self.seccomp:
             return b""
         return _namespaced_filter() if self.namespaces else build_filter(processes=False, pid=os.getpid())
 
 
 def find_walls(limits: Limits, files: VisibleFiles, proc: int, without: list[str]) -> tuple[Walls, dict[str, str]]:
-    """Try each layer in a process of its own; return what holds, and for each layer why it does not."""
+    """Try each layer in a separate process; return what holds, and for each layer why it does not."""
     version = 0
     reasons = dict.fromkeys(("namespaces", "landlock", "seccomp"), "")
     with contextlib.suppress(OSError):
-        version = landlock.landlock_version()
+        version = linux.landlock_version()
     bare = Walls(limits, files, proc, namespaces=False, landlock=0, seccomp=False)
     for name, walls in {
         "namespaces": replace(bare, namespaces=True),
@@ -269,7 +268,7 @@ def find_walls(limits: Limits, files: VisibleFiles, proc: int, without: list[str
 
 
 def _failure_of(attempt: Callable[[], None]) -> str:
-    """Attempt something in a process of its own; return why it fails, empty if it does not."""
+    """Attempt something in a separate process; return why it fails, empty if it does not."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:

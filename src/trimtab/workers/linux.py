@@ -1,10 +1,18 @@
-"""System calls that Python has no function for: namespaces, mounts, capabilities, landlock and seccomp, by ctypes."""
+"""System calls that Python has no function for (namespaces, mounts, capabilities, landlock), and limits of a process.
+
+The package `landlock` on PyPI (1.0.0.dev5) knows the rights of files only, not TCP (version 4) and scopes (version 6).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import resource
+import signal
 import struct
+import sys
+from collections.abc import Mapping
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -17,15 +25,34 @@ AT_RECURSIVE = 0x8000
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC, MOVE_MOUNT_FROM_EMPTY_PATH = 1, 0x8_0000, 4
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 2
 
-PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 22, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 
 # These have the same numbers on x86_64 and aarch64, and no wrapper in older C libraries.
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_CLOSE_RANGE = 428, 429, 436
 SYS_MOUNT_SETATTR, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 442, 444, 445, 446
 
+# Landlock: which files a process and its children may touch, enforced by the kernel without root.
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, MAKE_FIFO, MAKE_SYM = 16, 32, 128, 256, 1024, 4096
+REFER, TRUNCATE = 1 << 13, 1 << 14
+
+READ = EXECUTE | READ_FILE | READ_DIR
+# No sockets, no device files, nothing to execute.
+SCRATCH = (
+    WRITE_FILE | READ_FILE | READ_DIR | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_FIFO | MAKE_SYM
+    | REFER | TRUNCATE
+)  # fmt: skip
+DEVICE = READ_FILE | WRITE_FILE | TRUNCATE
+OF_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE  # the kernel refuses others for what is not a folder
+
+# Rights of files by version of the interface. A right that is not handled is not restricted, so all known are.
+_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+_TCP = 3  # bind and connect, from version 4
+_SCOPES = 3  # abstract sockets and signals stay within the ruleset's processes, from version 6
+
 
 def call(name: str, *arguments: object) -> int:
-    """Call a function of the C library; raise OSError where it fails."""
+    """Call a function of the C library; raise OSError if it fails."""
     result: int = getattr(_libc, name)(*arguments)
     if result < 0:
         number = ctypes.get_errno()
@@ -84,6 +111,27 @@ def drop_capabilities() -> None:
     call("capset", version_3, bytes(24))
 
 
+def landlock_version() -> int:
+    """Return the version of the kernel's interface; raise OSError if there is none."""
+    return syscall("landlock_create_ruleset", SYS_LANDLOCK_CREATE, None, 0, 1)
+
+
+def restrict_files(version: int, allowed: Mapping[str, int]) -> None:
+    """Allow this process the given rights below the given paths, and nothing else."""
+    handled = max((rights for first, rights in _RIGHTS.items() if first <= version))
+    # The structure grew with the versions, and an old kernel refuses a longer one.
+    attributes = struct.pack("QQQ", handled, _TCP, _SCOPES)[: 24 if version >= 6 else 16 if version >= 4 else 8]
+    ruleset = syscall("landlock_create_ruleset", SYS_LANDLOCK_CREATE, attributes, len(attributes), 0)
+    for path, rights in allowed.items():
+        file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        if not os.path.isdir(path):
+            rights &= OF_A_FILE  # noqa: PLW2901
+        syscall("landlock_add_rule", SYS_LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", rights & handled, file), 0)
+        os.close(file)
+    syscall("landlock_restrict_self", SYS_LANDLOCK_RESTRICT, ruleset, 0)
+    os.close(ruleset)
+
+
 def use_huge_pages(maps: str) -> None:
     """Gather this process's memory in huge pages; `maps` is the text of /proc/self/maps."""
     # A fork copies the tables of all pages and an exit takes them down: with huge pages both take half the time.
@@ -99,7 +147,38 @@ def use_huge_pages(maps: str) -> None:
 
 def close_from(first: int) -> None:
     """Close all descriptors from one on."""
-    try:  # os.closerange closes a million one by one where Python was built without close_range: 100 ms
-        syscall("close_range", SYS_CLOSE_RANGE, first, 0xFFFF_FFFF, 0)
+    # os.closerange closes a million one by one if Python was built without close_range: 100 ms.
+    try:
+        if sys.platform == "linux":
+            syscall("close_range", SYS_CLOSE_RANGE, first, 0xFFFF_FFFF, 0)
+            return
     except OSError:
-        os.closerange(first, 1 << 16)
+        pass
+    os.closerange(first, 1 << 16)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, and end it if that has happened already."""
+    # Not for a server: PR_SET_PDEATHSIG goes by the thread that started a process, and the server may be started by a
+    # thread that ends. It notices the end of its socket instead.
+    with contextlib.suppress(OSError, AttributeError):  # another system
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() not in (parent, 0):  # 0: the parent is outside this process's PID namespace
+        os._exit(1)
+
+
+def limit_memory(beyond: int, used: int | None = None) -> None:
+    """Limit this process's address space to so many bytes beyond what it has, and write no core dumps."""
+    limit = beyond + (address_space() if used is None else used)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def address_space(proc: int | None = None) -> int:
+    """Return the bytes of this process's address space; `proc` is a descriptor of /proc if that is not mounted."""
+    try:
+        name = "/proc/self/statm" if proc is None else "self/statm"
+        with open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc), "rb") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 1 << 30  # no /proc: the limit is looser by this

@@ -76,7 +76,7 @@ def fresh_main() -> dict[str, Any]:
 
 def execute(code: str, name: str, names: dict[str, Any]) -> int:
     """Run a program's text and return an exit code; an exception's traceback goes to standard error."""
-    # A program can go as deep as in an interpreter of its own: the frames up to here do not count.
+    # A program can go as deep as in its own interpreter: the frames up to here do not count.
     frame: types.FrameType | None = sys._getframe()
     depth = 0
     while frame := frame and frame.f_back:

@@ -1,40 +1,29 @@
-"""`Sandbox`: runs programs that a model wrote, many at once, each behind walls of its own."""
+"""`Sandbox`: runs programs that a model wrote, many at once, each behind its own walls."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
+from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import IO, TYPE_CHECKING, Any, Literal, Self
 
-from trimtab.workers.fork_backend import ForkServer
+from trimtab.text import printable
 from trimtab.workers.jail import Limits
-from trimtab.workers.probe import LEVELS, Probe
-from trimtab.workers.results import Result, SandboxError, refused
+from trimtab.workers.results import KILLED_KINDS, LEVELS, Probe, Result, SandboxError, refused
+from trimtab.workers.sandbox_client import Exchange, SandboxClient
 
 MAX_PROGRAM = 1 << 20  # bytes
+EXIT_CODES = {"ok": 0, "exception": 1, "refused": 2} | dict.fromkeys(KILLED_KINDS, 3)
 Backend = Literal["fork", "bubblewrap", "http"]
 
+if TYPE_CHECKING:
+    from trimtab.workers.http_backend import HttpRun, HttpServer
 
-class Running(Protocol):
-    """A process of a backend that runs programs."""
-
-    ended: Any
-
-    def run(self, code: bytes, seconds: float, max_bytes: int) -> Result: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
-
-
-class Server(Protocol):
-    """What a backend offers."""
-
-    @property
-    def probe(self) -> Probe | None: ...  # noqa: D102
-    @property
-    def usable(self) -> bool: ...  # noqa: D102
-    def open(self, seconds: float, *, session: bool = False) -> Running: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
+    Server = SandboxClient | HttpServer
+    Running = Exchange | HttpRun
 
 
 class Sandbox:
@@ -42,7 +31,7 @@ class Sandbox:
 
     `level` is the lowest level that is accepted (docs/sandbox.md); on a machine that offers less, `SandboxError` says
     what is missing. At most `workers` programs run at once, further calls wait. It can be used from many threads, goes
-    on working in a forked child (which starts a server of its own), and can be pickled into another process.
+    on working in a forked child (which starts its own server), and can be pickled into another process.
     """
 
     def __init__(
@@ -87,7 +76,7 @@ class Sandbox:
         self._prepare()
 
     def server(self) -> Server:
-        """Return this process's server; a new one where the last has ended or belongs to the parent."""
+        """Return this process's server; a new one if the last has ended or belongs to the parent."""
         if self._owner != os.getpid():  # locks may have been held by threads that the fork left behind
             self._prepare()
         with self._lock:
@@ -109,7 +98,7 @@ class Sandbox:
 
     def _start(self) -> Server:
         if self.backend in ("fork", "bubblewrap"):
-            return ForkServer(self.limits, self.packages, bubblewrap=self.backend == "bubblewrap")
+            return SandboxClient(self.limits, self.packages, bubblewrap=self.backend == "bubblewrap")
         if self.backend == "http":
             from trimtab.workers.http_backend import HttpServer  # the others need no asyncio
 
@@ -118,7 +107,7 @@ class Sandbox:
 
     @property
     def probe(self) -> Probe | None:
-        """What holds on this machine; None where programs run on another."""
+        """What holds on this machine; None if programs run on another."""
         return self.server().probe
 
     def run(self, code: str, *, timeout: float = 10.0) -> Result:
@@ -219,3 +208,31 @@ def _check_program(code: str, timeout: float) -> tuple[bytes, str]:
     if len(program) > MAX_PROGRAM:
         return b"", f"the program has {len(program):,} bytes, more than {MAX_PROGRAM:,}"
     return program, ""
+
+
+def probe_lines() -> list[str]:
+    """Say what holds on this machine and, for each layer that does not, why and how to get it."""
+    with Sandbox(level="limits", workers=1) as sandbox:
+        assert sandbox.probe is not None
+        return [sandbox.probe.line(), *(f"missing: {text}" for text in sandbox.probe.missing())]
+
+
+def run_input(
+    source: IO[bytes], out: IO[str], errors: IO[str], timeout: float, *, as_json: bool, **options: Any
+) -> int:
+    """Run a program, print what it printed, and return the command's exit code."""
+    try:
+        code = source.read(MAX_PROGRAM + 1).decode()
+    except UnicodeDecodeError as error:
+        raise SandboxError(f"the program is not UTF-8: {error}") from None
+    with Sandbox(**options) as sandbox:
+        result = sandbox.run(code, timeout=timeout)
+    if as_json:
+        out.write(json.dumps(asdict(result)) + "\n")
+    else:
+        # Escape sequences are shown and not obeyed; tabs are harmless, and tables are made of them.
+        for stream, text in ((out, result.stdout), (errors, result.error)):
+            shown = "\t".join(map(printable, text.split("\t")))
+            stream.write(shown if not shown or shown.endswith("\n") else shown + "\n")
+    out.flush()
+    return EXIT_CODES[result.kind]

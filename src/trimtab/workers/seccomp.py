@@ -82,7 +82,7 @@ def build_filter(*, processes: bool, pid: int = 0, priorities: bool = False) -> 
     """Return the filter's program for this machine.
 
     Without `processes`, a program can start threads and nothing else. With a `pid`, signals and limits of others than
-    this process are out of reach, for where there is no PID namespace. With `priorities`, they can be changed.
+    this process are out of reach, for runs without a PID namespace. With `priorities`, they can be changed.
     """
     machine, column = _ARCHITECTURES[platform.machine()]
     numbers = {}
@@ -93,7 +93,7 @@ def build_filter(*, processes: bool, pid: int = 0, priorities: bool = False) -> 
     program = [_Instruction(_LOAD, _ARCH), _Instruction(_EQUAL, machine, 1), _Instruction(_RETURN, _KILL)]
     program += [_Instruction(_LOAD, _NUMBER), _Instruction(_AT_LEAST, _X32, 0, 1), _Instruction(_RETURN, _KILL)]
     checks = {
-        "clone": _forbid_bits(0, _NEW_NAMESPACES) if processes else _require_bits(0, _CLONE_THREAD),
+        "clone": _check_bits(0, _NEW_NAMESPACES if processes else _CLONE_THREAD, wanted=not processes),
         "clone3": [_error(errno.ENOSYS)],  # its flags lie in memory, which a filter cannot read
         "fcntl": _one_of(1, _FCNTLS, errno.EPERM),
         # Pages that are shared and belong to no file are in no process's count once they are unmapped from it.
@@ -142,14 +142,10 @@ def _argument(index: int) -> _Instruction:
     return _Instruction(_LOAD, 16 + 8 * index)  # the lower half: all arguments looked at have 32 bits
 
 
-def _forbid_bits(index: int, bits: int) -> list[_Instruction]:
-    allow = _Instruction(_RETURN, _ALLOW)
-    return [_argument(index), _Instruction(_ANY_BIT, bits, 0, 1), _error(errno.EPERM), allow]
-
-
-def _require_bits(index: int, bits: int) -> list[_Instruction]:
-    allow = _Instruction(_RETURN, _ALLOW)
-    return [_argument(index), _Instruction(_ANY_BIT, bits, 1, 0), _error(errno.EPERM), allow]
+def _check_bits(index: int, bits: int, *, wanted: bool) -> list[_Instruction]:
+    """Allow an argument that has any of the bits, or that has none of them."""
+    check = _Instruction(_ANY_BIT, bits, int(wanted), int(not wanted))
+    return [_argument(index), check, _error(errno.EPERM), _Instruction(_RETURN, _ALLOW)]
 
 
 def _not_all_bits(index: int, bits: int) -> list[_Instruction]:

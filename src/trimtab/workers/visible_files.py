@@ -54,7 +54,7 @@ def find_visible_files(packages: Iterable[str]) -> VisibleFiles:
     """Return what a program needs that may import the standard library and the packages."""
     found = VisibleFiles()
     base, standard_library = os.path.realpath(sys.base_prefix), sysconfig.get_path("stdlib")
-    # An interpreter outside /usr has a folder `lib` of its own, with libpython and, under conda, all C libraries.
+    # An interpreter outside /usr has its own folder `lib`, with libpython and, under conda, all C libraries.
     found.add(standard_library if base == "/usr" else os.path.join(base, "lib"))
     for folder in sorted(set(map(os.path.dirname, _loaded_libraries()))):
         if folder != "/usr/lib":  # too much lies there; the loader's cache does not need it

@@ -19,8 +19,7 @@ from trimtab.grading.mathematics.compare import compare
 from trimtab.grading.mathematics.nodes import Node, ParsedAnswer, TooCostlyError, symbols
 from trimtab.grading.mathematics.points import float_value
 from trimtab.grading.mathematics.tokenizer import MAX_ANSWER_CHARS, normalize_latex
-from trimtab.grading.pool import WorkerCall
-from trimtab.grading.verdicts import Verdict, VerdictKind, make_verdict
+from trimtab.grading.verdicts import Verdict, VerdictKind, WorkerCall, make_verdict
 
 _APPROXIMATELY = re.compile(r"\s*\$?\s*(?:\\approx|≈)(?![a-zA-Z])")
 SYMPY_CHECK = "trimtab.grading.mathematics.sympy_check:grade_pair"

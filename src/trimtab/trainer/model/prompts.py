@@ -10,11 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from trimtab.chat_template import special_tokens, template_of
-from trimtab.grading import WorkerLimits, call_worker, start_worker
 from trimtab.trainer.model.pretrained import one_line
+from trimtab.workers import RENDER, WorkerLimits, call_worker, special_tokens, start_worker, template_of
 
-RENDER = "trimtab.chat_template:render"
 SECONDS, CPU_SECONDS = 40.0, 10.0  # for one call; a prompt takes less than a millisecond
 MAX_PROMPTS, MAX_CHARS = 256, 1 << 20  # of one call, unless a single prompt is longer
 PIECE = 1 << 16  # characters that are tokenized at a time: up to 1 KB of memory for each

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from trimtab import failpoints
-from trimtab.grading import crashed_diagnosis, describe_error, keep_output
+from trimtab.grading import crashed_diagnosis, describe_error
 from trimtab.objectives import entropy_control
 from trimtab.process import StopRequest, deferred_stop
 from trimtab.text import command, printable
@@ -44,6 +44,7 @@ from trimtab.trainer.train.run_folder import MetricsLog, RunFolder
 from trimtab.trainer.train.run_state import environment
 from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer, keep_freed_memory, set_threads
 from trimtab.trainer.train.warm_start import check_problems, open_cache, repeated_problems, warm_start
+from trimtab.workers import keep_output
 
 MOSTLY_CRASHED = 0.5  # share of the responses of a step on which rules failed
 MAX_CRASHED_STEPS = 3  # such steps in a row

@@ -21,7 +21,7 @@ spqr_quant sudachipy tensorboard tensorboardX tensordict tensorflow tiktoken tor
 torchaudio torchcodec torchvision trackio trl ujson unidic uvloop verl vllm wandb xformers xxhash yt_dlp
 zstandard zstd""")
 HOOKS = ["sitecustomize", "usercustomize", "conftest", "setup", "noxfile", "fabfile", "tasks", "manage", "__main__"]
-OURS = ["trimtab", "cli", "rewards", "fork_server", "pool", "my_rules", "transformers_modules", "custom_generate"]
+OURS = ["trimtab", "cli", "rewards", "call_server", "supervisor", "my_rules", "transformers_modules", "custom_generate"]
 
 
 def module_names() -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[3] / "tools" / "escapes"
+FOLDER = Path(__file__).parents[3] / "workers" / "escapes"
 PRELUDE = FOLDER / "prelude.py"
 KEYS = {"proof", "timeout", "in", "beside", "wins when kind"}
 

@@ -1,13 +1,14 @@
 """Render chat templates, in a worker process.
 
 A template is a program in Jinja that comes with a model. transformers' sandbox keeps it from files and modules, but not
-from running or growing without end, so it runs where time and memory are limited (`trimtab.grading.call_worker`).
+from running or growing without end, so it runs where time and memory are limited (`trimtab.workers.call_worker`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+RENDER = "trimtab.workers.chat_template:render"  # for `call_worker`
 LARGEST_TEMPLATE = 1 << 18  # characters; the longest in use have some ten thousand
 
 
@@ -35,7 +36,7 @@ def render(
             )
         except MemoryError:
             raise
-        except Exception as error:  # whatever the template does
+        except Exception as error:  # a template can do anything
             return {"error": f"{type(error).__name__}: {error}"[:500], "conversation": number}
         texts += rendered[0]
     return {"texts": texts}
@@ -47,7 +48,7 @@ def warm_up() -> None:
 
 
 def template_of(tokenizer: Any) -> str | None:
-    """Return the chat template; None where there is none, or where the tokenizer does not use one of transformers'."""
+    """Return the chat template; None if there is none, or if the tokenizer does not use it as transformers do."""
     if not getattr(tokenizer, "chat_template", None):
         return None
     from transformers import PreTrainedTokenizerBase as Base
@@ -58,7 +59,7 @@ def template_of(tokenizer: Any) -> str | None:
     template = tokenizer.get_chat_template()
     if not isinstance(template, str):
         raise ValueError(
-            f"the model's chat template is no text but {type(template).__name__}: see tokenizer_config.json"
+            f"the model's chat template is not text but {type(template).__name__}: see tokenizer_config.json"
         )
     if len(template) > LARGEST_TEMPLATE:
         raise ValueError(
