@@ -18,7 +18,7 @@ from trimtab.insight.report.tokens import (
     TokenEffects,
     mini_batches,
     read_checked_step,
-    token_effects,
+    step_effects,
     token_table,
 )
 from trimtab.objectives import objective
@@ -271,7 +271,7 @@ def test_another_objective_is_shown_beside_the_recorded_one(opened: Tab, tables:
     row = opened.texts(".row")[0]
     step, response = int(row.split("step ")[1].split("response")[0]), int(row.split("response ")[1][0])
     table, other = tables[step - 1].step, objective("sspo")
-    effects = token_effects(table, other, mini_batches(table, other.needs))
+    effects = step_effects(table, other, mini_batches(table, other.needs))
     at = table.offsets[response] + 2
     page.locator(".pane").nth(1).locator(".tok").nth(2).click()
     shown = facts(opened)

@@ -19,11 +19,11 @@ from trimtab.insight.replay.batches import recorded_mini_batch
 from trimtab.insight.replay.replay import (
     GradientMass,
     ObjectiveStats,
+    Replayer,
     TokenOverlap,
     add_up,
     make_variants,
     parse_sweep,
-    replay_steps,
 )
 from trimtab.insight.replay.tables import to_json
 from trimtab.objectives import METHODS, objective, option_names, theory
@@ -394,8 +394,8 @@ def test_the_mean_weight_of_boosted_and_damped_tokens_is_known(tmp_path: Path) -
 def test_steps_can_be_had_one_by_one(tmp_path: Path) -> None:
     made_run(tmp_path, 3)
     records = open_run(tmp_path)
-    steps = replay_steps(records, make_variants(records, ["stapo"], {}))
-    assert next(steps).step == 1
+    replayer = Replayer(records, make_variants(records, ["stapo"], {}))
+    assert replayer.add(next(iter(records))).step == 1
     replayed: list[int] = []
     replay(tmp_path, ["stapo"], on_step=lambda step: replayed.append(step.step))
     assert replayed == [1, 2, 3]

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.insight.report_runs import Made, make_run
 from trimtab.insight.replay import replay
 from trimtab.insight.report import page_data
-from trimtab.insight.report.page_data import replay_json
 from trimtab.record import open_run
 
 NAMES = ["grpo", "gspo", "top_entropy"]
 
 
+def panel_of(run: Path, names: list[str]) -> tuple[Any, list[str]]:
+    """The data of the panel, and the notes of the page."""
+    (found,) = page_data.page_data(page_data.ReportRequest((run,), tuple(names)))[1]["runs"]
+    return found["replay"], found["notes"]
+
+
 def test_the_tables_are_those_of_a_replay(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    notes: list[str] = []
-    panel = replay_json(open_run(run), NAMES, notes)
-    assert panel is not None
-    assert notes == []
+    panel, notes = panel_of(run, NAMES)
+    assert not any("replay" in note for note in notes)
     result = replay(run, ["recorded", *NAMES])
     assert [row["name"] for row in panel["rows"]] == list(result.objectives)
     for row, stats in zip(panel["rows"], result.stats, strict=True):
@@ -32,8 +36,7 @@ def test_the_tables_are_those_of_a_replay(tmp_path: Path) -> None:
 
 def test_of_a_long_run_evenly_spaced_steps_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_data, "REPLAYED_STEPS", 3)
-    panel = replay_json(open_run(make_run(tmp_path / "run", Made(steps=8))), ["gspo", "stare"], [])
-    assert panel is not None
+    panel, _ = panel_of(make_run(tmp_path / "run", Made(steps=8)), ["gspo", "stare"])
     assert (panel["steps"], panel["recorded_steps"]) == (3, 8)
     assert panel["notes"] == []
 
@@ -47,7 +50,6 @@ def test_every_so_many_steps_are_those_that_a_replay_takes(tmp_path: Path) -> No
 
 def test_an_objective_that_cannot_be_built_again_is_a_note(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(objective={"name": "nobody knows it"}))
-    notes: list[str] = []
-    assert replay_json(open_run(run), NAMES, notes) is None
-    assert len(notes) == 1
-    assert notes[0].startswith("no replay: ")
+    panel, notes = panel_of(run, NAMES)
+    assert panel is None
+    assert len([note for note in notes if note.startswith("no replay: ")]) == 1

@@ -13,7 +13,7 @@ from helpers.insight.report_runs import Made, data_of, decode_array, make_run, r
 from helpers.train.short_runs import trained
 from trimtab.insight.replay import recorded_objective
 from trimtab.insight.report import write_report
-from trimtab.insight.report.tokens import mini_batches, read_checked_step, token_effects, token_table
+from trimtab.insight.report.tokens import mini_batches, read_checked_step, step_effects, token_table
 from trimtab.objectives import objective, theory
 from trimtab.record import Records, open_run
 
@@ -59,7 +59,7 @@ def test_the_gradient_norm_is_that_of_the_logits(records: Records) -> None:
     )  # fmt: skip
     assert like.logp_grad_norm == pytest.approx(logits.grad.norm(dim=-1).numpy(), rel=1e-3, abs=1e-3)
     assert like.phi == pytest.approx(theory.phi(*found).numpy())
-    assert like.excess_surprisal == pytest.approx((-found.logp - theory.critical_surprisal(*found[1:])).numpy())
+    assert like.critical_surprisal == pytest.approx(theory.critical_surprisal(*found[1:]).numpy())
 
 
 def test_without_the_objective_coefficients_are_unknown_and_the_rest_is_there(records: Records) -> None:
@@ -72,7 +72,7 @@ def test_without_the_objective_coefficients_are_unknown_and_the_rest_is_there(re
 def test_another_objective_is_planned_over_the_recorded_mini_batches(records: Records, name: str) -> None:
     step, other = read_checked_step(records, 2), objective(name)
     batches = mini_batches(step, other.needs)
-    effects = token_effects(step, other, batches)
+    effects = step_effects(step, other, batches)
     assert len(effects.reason) == step.info.tokens == sum(recorded.batch.tokens for recorded in batches)
     fresh = objective(name)
     for controller in fresh.controllers.values():
@@ -88,7 +88,7 @@ def test_another_objective_is_planned_over_the_recorded_mini_batches(records: Re
 
 def test_an_objective_with_advantages_of_its_own_gets_them(records: Records) -> None:
     step, other = read_checked_step(records, 1), objective("dr_grpo")
-    effects = token_effects(step, other, mini_batches(step, other.needs))
+    effects = step_effects(step, other, mini_batches(step, other.needs))
     reward, group = step.responses["reward"], step.responses["group"]
     expected = other.advantages(torch.tensor(reward), torch.tensor(group)).numpy().repeat(step.responses["tokens"])
     assert effects.advantage == pytest.approx(expected)

@@ -1,7 +1,7 @@
 """Alarms over a run's metrics: each problem is reported in plain words, once per episode.
 
 `AlarmMonitor` is called with every record of metrics as it is logged; `replay_metrics` runs it over a finished run, of
-trimtab or of any trainer that logs the same metric names. Which alarms ring depends on the metrics alone.
+trimtab or of any trainer that logs the same metric names. Which alarms ring depends only on the metrics.
 """
 
 from trimtab.insight.alarms.detector_input import DetectorInput, Finding, Thresholds, threshold_reasons

@@ -71,7 +71,8 @@ class History:
 
     def best(self, name: str, recent: int) -> float:
         """Return the largest median over any window of `recent` values; called after every step, it misses none."""
-        values, count = self.values(name), self.count(name)
+        values = self.values(name)
+        count = self.count(name)
         # Only windows that are new since the last call are looked at, and none that spans a gap in the middle.
         done, best = self.peaks.get((name, recent), (0, -math.inf))
         first = recent if count == len(values) else EDGE + recent
@@ -264,8 +265,10 @@ class DetectorInput:
 
     def shift(self, metric: str) -> Shift | None:
         """Compare a metric now with the start of the run; None until there are enough values for both."""
-        began, recent = self.start(metric), self.limits.recent_steps
-        steps, values = self.history.steps(metric), self.history.values(metric)
+        began = self.start(metric)
+        recent = self.limits.recent_steps
+        steps = self.history.steps(metric)
+        values = self.history.values(metric)
         if not began or len(values) < len(began) + recent:
             return None
         now, start, noise = median(values[-recent:]), median(began), spread(began)
@@ -275,7 +278,8 @@ class DetectorInput:
 
     def start(self, metric: str) -> list[float]:
         """Return the values of a metric at the start of the run; an empty list until there are enough."""
-        values, count = self.history.values(metric), self.limits.start_steps
+        values = self.history.values(metric)
+        count = self.limits.start_steps
         area = metric.partition("/")[0]
         if area in SAMPLED:
             return start_values(values, count, may_rise=area != "reward")
@@ -300,7 +304,7 @@ class DetectorInput:
     def held_out(self) -> tuple[float, float] | None:
         """Return held-out accuracy at the start and now (mean of the last two evaluations); None before the second.
 
-        Where the rule gives numbers it is their mean.
+        If the rule gives numbers, it is their mean.
         """
         # The middle of the last two: one evaluation on a few dozen problems is noisy.
         values = self.history.values(self.held_out_metric)
@@ -322,24 +326,25 @@ class DetectorInput:
     def gain(self) -> float:
         """Return the rise of accuracy since the start: held-out if measured, else by the verifier."""
         # Held-out accuracy first: the training reward is what a hacked verifier raises.
-        held_out, right = self.held_out(), self.shift(self.accuracy)
+        held_out = self.held_out()
+        right = self.shift(self.accuracy)
         if held_out is not None:
             return held_out[1] - held_out[0]
         return 0.0 if right is None else right.now - right.start
 
     def has_learned(self) -> bool:
-        """Return whether accuracy is so far above its start that a policy which is more certain is no surprise."""
+        """Return whether accuracy is so far above its start that a policy which is more certain is not a surprise."""
         return self.gain() >= self.limits.learned_gain
 
     @property
     def accuracy(self) -> str:
-        """Return the name of the training accuracy metric; `reward/score` where the rule gives numbers."""
+        """Return the name of the training accuracy metric; `reward/score` if the rule gives numbers."""
         logged = (name for name in ("reward/score", "reward/accuracy") if self.history.values(name))
         return next(logged, "reward/mean")
 
     @property
     def held_out_metric(self) -> str:
-        """Return the name of the held-out accuracy metric; `eval/score` where the rule gives numbers."""
+        """Return the name of the held-out accuracy metric; `eval/score` if the rule gives numbers."""
         return "eval/score" if self.history.values("eval/score") else "eval/accuracy"
 
     @property

@@ -12,7 +12,7 @@ from trimtab.record import COLLAPSE_METRICS
 
 @dataclass(frozen=True)
 class AlarmKind:
-    """An alarm: its detector, the metrics it reads, the thresholds it alone uses, and what to try.
+    """An alarm: its detector, the metrics it reads, the thresholds that only it uses, and what to try.
 
     `at_once`: the finding has held for long enough by its own definition.
     """

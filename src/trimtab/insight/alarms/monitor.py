@@ -54,7 +54,8 @@ class AlarmMonitor:
 
     def __call__(self, record: Mapping[str, float]) -> list[Alarm]:
         """Add a record and return the alarms that ring at its step."""
-        step, limits = self.run.add(record), self.run.limits
+        step = self.run.add(record)
+        limits = self.run.limits
         alarms: list[Alarm] = []
         if step < 1:  # the evaluation before the first step
             return alarms
@@ -119,7 +120,7 @@ def alarm_lines(alarms: Sequence[Alarm], as_json: bool = False) -> list[str]:
 
 
 def read_metrics(path: Path, warn: PrintLine = lambda problem: None) -> list[dict[str, float]]:
-    """Read the finite numbers of a metrics file; lines that are no JSON or have no step are left out with a warning."""
+    """Read the finite numbers of a metrics file; lines without JSON or a step are left out with a warning."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist: give a run's folder, or a jsonl file of metrics")
     records = record.read_metrics(path, warn)

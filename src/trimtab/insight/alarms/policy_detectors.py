@@ -22,7 +22,8 @@ CONTROL_ADVICE = {
 
 def entropy_collapse(run: DetectorInput) -> Finding | None:
     """Detect entropy that is, or soon will be, far below the target or its start, without a gain in accuracy."""
-    entropy, limits = run.shift(ENTROPY), run.limits
+    entropy = run.shift(ENTROPY)
+    limits = run.limits
     if entropy is None or entropy.start <= 0:
         return None
     # Entropy is what a policy pays for accuracy: 2.2 nats of a base model that does not know the task are no loss.
@@ -50,7 +51,8 @@ def entropy_collapse(run: DetectorInput) -> Finding | None:
 
 def entropy_explosion(run: DetectorInput) -> Finding | None:
     """Detect entropy that is, or soon will be, far above both its start and the objective's target."""
-    entropy, limits = run.shift(ENTROPY), run.limits
+    entropy = run.shift(ENTROPY)
+    limits = run.limits
     if entropy is None:
         return None
     # Entropy that rises to the objective's target is intended.
@@ -84,7 +86,8 @@ def forecast(run: DetectorInput) -> float | None:
 
 def spurious_growth(run: DetectorInput) -> Finding | None:
     """Detect many more rare, confident, rewarded tokens than at the start, for as many tokens in mixed groups."""
-    metric, limits = "tokens/spurious_share", run.limits
+    metric = "tokens/spurious_share"
+    limits = run.limits
     names = (metric, "tokens/count", "groups/mixed_share")
     if len({run.history.count(name) for name in names}) > 1:
         return None
@@ -117,8 +120,11 @@ def _pooled(window: list[tuple[int, float, float, float]]) -> tuple[float, float
 
 def gradient_concentration(run: DetectorInput) -> Finding | None:
     """Detect that a few tokens hold much more of the gradient than at the start, without a gain in accuracy."""
-    metric, limits = "tokens/top_gradient_share", run.limits
-    held, mixed, count = run.shift(metric), run.shift("groups/mixed_share"), run.shift("tokens/count")
+    metric = "tokens/top_gradient_share"
+    limits = run.limits
+    held = run.shift(metric)
+    mixed = run.shift("groups/mixed_share")
+    count = run.shift("tokens/count")
     if held is None or mixed is None or count is None:
         return None
     # With fewer mixed groups fewer tokens have a gradient at all, and each holds more of it: that is divided out.
@@ -140,8 +146,11 @@ def even_share(tokens: float) -> float:
 
 def ratio(run: DetectorInput) -> Finding | None:
     """Detect a policy that moves too far within a step."""
-    metric, limits = "update/approx_kl", run.limits
-    moved, shift, highest = run.now(metric), run.shift(metric), run.now("update/ratio_max")
+    metric = "update/approx_kl"
+    limits = run.limits
+    moved = run.now(metric)
+    shift = run.shift(metric)
+    highest = run.now("update/ratio_max")
     # An absolute limit first, which needs no start: a wrong learning rate shows at step 1.
     if moved is not None and moved > limits.ratio_kl:
         message = f"the policy moves {moved:.2g} nats within a step; {limits.ratio_kl:g} is the limit"
@@ -164,7 +173,8 @@ def ratio(run: DetectorInput) -> Finding | None:
 def clip(run: DetectorInput) -> Finding | None:
     """Detect that many more tokens are clipped than at the start."""
     # Only growth: methods differ a hundredfold, SSPO and GSPO on the demo for example.
-    cut, limits = run.shift("update/clip_share"), run.limits
+    cut = run.shift("update/clip_share")
+    limits = run.limits
     if cut is None or cut.now < max(limits.clip_min_share, limits.clip_growth * cut.start) or not cut.significant:
         return None
     return Finding(f"the clip cuts {percent(cut.now)} of the tokens; at the start {percent(cut.start)}", cut.evidence)
@@ -172,7 +182,8 @@ def clip(run: DetectorInput) -> Finding | None:
 
 def sampler_mismatch(run: DetectorInput) -> Finding | None:
     """Detect a sampler whose log-probs differ from the trainer's."""
-    metric, limits = "sampler/mismatch_mean", run.limits
+    metric = "sampler/mismatch_mean"
+    limits = run.limits
     now, shift = run.now(metric), run.shift(metric)
     if now is not None and now > limits.mismatch_level:
         message = f"sampler and trainer differ by {now:.2g} nats per token; {limits.mismatch_level:g} is the limit"
@@ -188,7 +199,8 @@ Cause = tuple[str, str, tuple[str, ...]]  # its kind, in words, and the metrics 
 
 def control(run: DetectorInput) -> Finding | None:
     """Detect entropy that stays below its band under trim: no leverage, a weight at its limit, a wrong prediction."""
-    limits, names = run.limits, (ENTROPY, "trim/target", "trim/drive")
+    limits = run.limits
+    names = (ENTROPY, "trim/target", "trim/drive")
     entropy, target, drive = (run.history.last(name, limits.control_steps) for name in names)
     level = run.now(ENTROPY)
     if not entropy or not target or not drive or level is None:
@@ -207,7 +219,8 @@ def control(run: DetectorInput) -> Finding | None:
 
 
 def _no_leverage(run: DetectorInput) -> Cause | None:
-    leverage, mixed = run.now("trim/leverage"), run.now("groups/mixed_share")
+    leverage = run.now("trim/leverage")
+    mixed = run.now("groups/mixed_share")
     if mixed is not None and mixed < run.limits.control_mixed:
         words = f"trim has hardly any tokens to weigh: rewards differ in {percent(mixed)} of the groups"
         return "leverage", words, ("groups/mixed_share",)
@@ -224,7 +237,8 @@ def _saturated(run: DetectorInput) -> Cause | None:
 
 
 def _wrong_prediction(run: DetectorInput) -> Cause | None:
-    fit, gain = run.now("trim/r2"), run.now("trim/gain")
+    fit = run.now("trim/r2")
+    gain = run.now("trim/gain")
     if fit is None or gain is None or (fit >= run.limits.control_r2 and gain > 0):
         return None
     words = f"its changes do not follow trim's prediction (R^2 {fit:.2g}, gain {gain:.2g})"

@@ -9,8 +9,10 @@ from trimtab.insight.alarms.detector_input import DetectorInput, Finding, percen
 
 def no_signal(run: DetectorInput) -> Finding | None:
     """Detect that rewards differ in too few groups, or in far fewer than at the start, without a gain in accuracy."""
-    metric, limits = "groups/mixed_share", run.limits
-    shift, right = run.shift(metric), run.now(run.accuracy)
+    metric = "groups/mixed_share"
+    limits = run.limits
+    shift = run.shift(metric)
+    right = run.now(run.accuracy)
     # Before there is a start to compare with, few such groups are the usual start of a hard task.
     if shift is None:
         return None
@@ -35,8 +37,9 @@ def _learned(run: DetectorInput, right: float | None) -> bool:
 
 def rule_errors(run: DetectorInput) -> Finding | None:
     """Detect rules that fail: an exception, an invalid result, or a service that does not answer."""
-    metric, limit = "reward/crashed_share", run.limits.crashed_share
-    # The newest step alone: this is no noisy figure, and every step with errors teaches less.
+    metric = "reward/crashed_share"
+    limit = run.limits.crashed_share
+    # Only the newest step: this figure is not noisy, and every step with errors teaches less.
     newest = run.history.last(metric, 1)
     if not newest or newest[0] <= limit:
         return None
@@ -54,7 +57,8 @@ def truncation(run: DetectorInput) -> Finding | None:
 
 def repetition(run: DetectorInput) -> Finding | None:
     """Detect responses that repeat themselves more than at the start."""
-    repeats, limits = run.shift("response/repetition_share"), run.limits
+    repeats = run.shift("response/repetition_share")
+    limits = run.limits
     if repeats is None or repeats.now - repeats.start < limits.repetition_growth or not repeats.significant:
         return None
     message = f"{percent(repeats.now)} of all 4-grams repeat the same response; at the start {percent(repeats.start)}"
@@ -63,7 +67,8 @@ def repetition(run: DetectorInput) -> Finding | None:
 
 def length_drift(run: DetectorInput) -> Finding | None:
     """Detect responses that are much longer or shorter than at the start, without a gain in accuracy."""
-    length, limits = run.shift("response/length_mean"), run.limits
+    length = run.shift("response/length_mean")
+    limits = run.limits
     if length is None or length.start <= 0:
         return None
     factor = length.now / length.start
@@ -87,14 +92,16 @@ def reward_hacking(run: DetectorInput) -> Finding | None:
 
 
 def _held_out_lags(run: DetectorInput, metric: str) -> Finding | None:
-    reward, held_out, limits = run.shift(metric), run.held_out(), run.limits
+    reward = run.shift(metric)
+    held_out = run.held_out()
+    limits = run.limits
     # A share of right answers and a mean of a rule's numbers are not on one scale.
     if reward is None or held_out is None or (metric == "reward/accuracy" and run.held_out_metric == "eval/score"):
         return None
     now, start = reward.now, reward.start
     if metric != "reward/accuracy":
         now, start = run.scaled(now), run.scaled(start)
-    # A reward below held-out accuracy is no hacking: sampled accuracy catches up with greedy accuracy.
+    # A reward below held-out accuracy is not hacking: sampled accuracy catches up with greedy accuracy.
     rise, followed = now - start, held_out[1] - held_out[0]
     if rise < limits.hacking_rise or followed > limits.hacking_follow * rise or now < held_out[1]:
         return None
@@ -138,7 +145,7 @@ def _jumps(run: DetectorInput) -> Finding | None:
 def reward_drop(run: DetectorInput) -> Finding | None:
     """Detect sampled or held-out accuracy that is far below its best value."""
     limits = run.limits
-    # The best is a median over the longer window, so that a lucky streak is no yardstick.
+    # The best is a median over the longer window, so that a lucky streak is not the yardstick.
     now, best = run.now(run.accuracy), run.history.best(run.accuracy, limits.start_steps)
     began = run.start(run.accuracy)
     best = max(best, median(began)) if began else best
@@ -159,7 +166,8 @@ def reward_drop(run: DetectorInput) -> Finding | None:
 
 def _is_drop(run: DetectorInput, metric: str, now: float, best: float) -> bool:
     # Relative, absolute and against the noise: accuracies near 0 or on 30 problems vary by themselves.
-    limits, noise = run.limits, run.history.noise(metric)
+    limits = run.limits
+    noise = run.history.noise(metric)
     return now < limits.drop_share * best and best - now > max(limits.drop_min, limits.drop_noise * noise)
 
 
@@ -198,7 +206,8 @@ def _high_or_risen(run: DetectorInput, metric: str, words: str, level: float, gr
 
 def calls_vanish(run: DetectorInput) -> Finding | None:
     """Detect a policy that stops using its tools: far fewer successful calls, without a gain in accuracy."""
-    metric, limits = "conversation/called_share", run.limits
+    metric = "conversation/called_share"
+    limits = run.limits
     shift = run.shift(metric)
     if shift is None or shift.start < limits.vanish_min_start or not shift.significant:
         return None
@@ -211,7 +220,8 @@ def calls_vanish(run: DetectorInput) -> Finding | None:
 
 def tool_wait(run: DetectorInput) -> Finding | None:
     """Detect that sampling is idle much of the time, because every conversation waits for a tool."""
-    metric, limit = "time/tools_wait_share", run.limits.tool_wait_share
+    metric = "time/tools_wait_share"
+    limit = run.limits.tool_wait_share
     now = run.now(metric)
     if now is None or now <= limit:
         return None

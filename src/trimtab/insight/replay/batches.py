@@ -27,6 +27,22 @@ OPTIONAL = frozenset({"sampler_logp", "ref_logp", "segment"})
 
 
 @dataclass(frozen=True)
+class TokenEffects:
+    """What an objective does with each token of a mini-batch or a step: arrays (tokens,).
+
+    `coefficient` is minus d loss / d log-prob.
+    """
+
+    coefficient: NDArray[Any]
+    advantage: NDArray[Any]
+    weight: NDArray[Any]
+    reason: NDArray[Any]
+    clipped: NDArray[Any]
+    clip_low: NDArray[Any]
+    clip_high: NDArray[Any]
+
+
+@dataclass(frozen=True)
 class RecordedMiniBatch:
     """A recorded update, its mini-batch, and its new log-probabilities (the judged ones if those are not recorded)."""
 
@@ -106,12 +122,22 @@ def replan(objective: Objective, batch: TokenBatch, update: RecordedUpdate) -> l
 
 def gradient_coefficients(objective: Objective, plans: Sequence[Plan], new_logp: Tensor) -> tuple[Tensor, Tensor]:
     """Return minus d loss / d log-prob of every token, and whether clipping cut it."""
-    coefficients, clipped = [], []
+    coefficients = []
+    clipped = []
     for plan in plans:
         out, grad_logp = objective.loss_and_grad(new_logp[plan.slice], plan)
         coefficients.append(-grad_logp)
         clipped.append(torch.zeros(plan.tokens, dtype=torch.bool) if out.clipped is None else out.clipped)
     return torch.cat(coefficients), torch.cat(clipped)
+
+
+def token_effects(objective: Objective, batch: TokenBatch, recorded: RecordedMiniBatch) -> TokenEffects:
+    """Plan a recorded mini-batch under an objective; `batch` has the advantages that it is defined with."""
+    plans = replan(objective, batch, recorded.update)
+    coefficient, clipped = gradient_coefficients(objective, plans, recorded.new_logp)
+    planned = ("advantage", "weight", "reason", "clip_low", "clip_high")
+    arrays = {name: torch.cat([getattr(plan, name) for plan in plans]).numpy() for name in planned}
+    return TokenEffects(coefficient=coefficient.numpy(), clipped=clipped.numpy(), **arrays)
 
 
 def set_controllers(objective: Objective, step: RecordedStep, recorded: bool) -> None:
@@ -157,13 +183,12 @@ class CriticalWeights:
     critical: list[float] = field(default_factory=list)
     in_use: list[float] = field(default_factory=list)
 
-    def add(self, step: RecordedStep, recorded: Objective | None) -> None:
-        """Add a step that was recorded under this objective."""
+    def add(self, step: RecordedStep, recorded: Objective | None, batches: Sequence[RecordedMiniBatch]) -> None:
+        """Add a step that was recorded under this objective; `batches` are its mini-batches."""
         gates = recorded.controllers.values() if recorded else ()
         gate = next((gate for gate in gates if isinstance(gate, EntropyGate)), None)
         if recorded is None or gate is None or "sum_p2" not in step.tokens or "sum_p2_logp" not in step.tokens:
             return
-        batches = [recorded_mini_batch(update, recorded.needs) for update in step.updates if update.info.tokens]
         set_controllers(recorded, step, recorded=True)
         used = [_weight_in_use(recorded, gate, batch) for batch in batches]
         # As if the gate were open and the weight 1: the plan then names the tokens that STARE would boost.
@@ -177,7 +202,7 @@ class CriticalWeights:
 
 
 def _weight_in_use(recorded: Objective, gate: EntropyGate, mini_batch: RecordedMiniBatch) -> float:
-    """Return the weight on STARE's boosted tokens in an update; 1 where its gate was closed."""
+    """Return the weight on STARE's boosted tokens in an update; 1 if its gate was closed."""
     metrics = replan(recorded, mini_batch.batch, mini_batch.update)[0].metrics
     return float(metrics.get("stare/weight", gate.boost)) if metrics["stare/gate_open"] else 1.0
 
@@ -186,7 +211,8 @@ def _effects(recorded: Objective, mini_batch: RecordedMiniBatch) -> tuple[float,
     """Return the predicted entropy change of an update with weight 1 on STARE's boosted tokens: of all, of these."""
     # Penalties and trim are left out: the one has no weight, the other would hide which tokens STARE boosts.
     rules = tuple(rule for rule in recorded.rules if rule.name != "trim")
-    objective, batch = replace(recorded, rules=rules, penalties=()), mini_batch.batch
+    objective = replace(recorded, rules=rules, penalties=())
+    batch = mini_batch.batch
     plans = [_without_boost(plan) for plan in replan(objective, batch, mini_batch.update)]
     coefficient, _ = gradient_coefficients(objective, plans, batch.judged_logp)
     effect = (-coefficient * theory.batch_phi(batch)).double()

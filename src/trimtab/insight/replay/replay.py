@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trimtab.insight.replay.batches import (
-    gradient_coefficients,
+    as_tensor,
     load_columns,
     recorded_mini_batch,
     recorded_objective,
     recorded_threads,
-    replan,
     set_controllers,
+    token_effects,
     with_advantages_of,
 )
 from trimtab.objectives import Objective, Reason, TokenBatch, objective, option_names, theory
@@ -52,8 +52,8 @@ Sweep = Mapping[str, Sequence[Any]]
 class GradientMass:
     """A number of tokens, their gradient mass before and after the objective's rules, and the sum of their weights.
 
-    A token's mass is the exact norm of its gradient in the logits: `|A| |1[k] - p|` before (advantage alone), with the
-    objective's own coefficient in place of `A` after. Sums are per token of an update, added over updates.
+    A token's mass is the exact norm of its gradient in the logits: `|A| |1[k] - p|` before, with the objective's own
+    coefficient in place of `A` after. Sums are per token of an update, added over updates.
     """
 
     tokens: int = 0
@@ -84,7 +84,8 @@ class ObjectiveStats:
 
     def __add__(self, other: ObjectiveStats) -> ObjectiveStats:
         # A reason may occur in one of the two only.
-        names, none = {**self.reasons, **other.reasons}, GradientMass()
+        names = {**self.reasons, **other.reasons}
+        none = GradientMass()
         return ObjectiveStats(
             self.updates + other.updates,
             self.tokens + other.tokens,
@@ -211,7 +212,7 @@ def make_variants(records: Records, objectives: Sequence[str], sweep: Sweep) -> 
     variants: dict[str, ReplayVariant] = {}  # by label: an objective that is named twice is replayed once
     used: set[str] = set()
     for own in own_names(list(objectives)):
-        load_part(own)  # what the user names may be run where the record names it too
+        load_part(own)  # what the user names may be run if the record names it too
     for name in objectives:
         method = str(options["name"]) if name == RECORDED else name
         swept = {key: values for key, values in sweep.items() if key in option_names(method)}
@@ -266,48 +267,55 @@ def replay(
     With `every` above 1 only one in so many recorded steps is replayed.
     """
     records = open_run(run)
-    variants = make_variants(records, objectives, sweep or {})
-    steps = []
-    for step in replay_steps(records, variants, first, last, every):
-        steps.append(step)
-        if on_step is not None:
-            on_step(step)
-    if not steps:
-        recorded = f"{records.steps[0]} to {records.steps[-1]}" if records.steps else "no steps"
-        raise RecordError(f"{run}: none of the steps asked for is recorded (it has {recorded})")
-    stats, overlaps = add_up(((step.stats, step.overlaps) for step in steps), len(variants))
-    return Replay(
-        run=str(run),
-        recorded=str(records.manifest.objective.get("name", "")),
-        objectives=tuple(variant.label for variant in variants),
-        steps=tuple(steps),
-        stats=stats,
-        overlaps=overlaps,
-        notes=tuple(_notes(records, variants, steps)),
-    )
-
-
-def replay_steps(
-    records: Records,
-    variants: Sequence[ReplayVariant],
-    first: int | None = None,
-    last: int | None = None,
-    every: int = 1,
-) -> Iterator[StepReplay]:
-    """Replay step by step, with no more than one step in memory."""
-    needs = frozenset[str]().union(*(variant.objective.needs for variant in variants))
-    seen = 0
+    replayer = Replayer(records, make_variants(records, objectives, sweep or {}))
     for step in records.select(first, last, every):
-        _warm_up_controllers(records, variants, seen, step.number)
-        seen = step.number
+        replayed = replayer.add(step)
+        if on_step is not None:
+            on_step(replayed)
+    return replayer.result(str(run))
+
+
+@dataclass
+class Replayer:
+    """Replays the steps that are added, in their order, under each variant."""
+
+    records: Records
+    variants: Sequence[ReplayVariant]
+    steps: list[StepReplay] = field(default_factory=list)
+
+    def add(self, step: RecordedStep) -> StepReplay:
+        """Replay a step."""
+        variants = self.variants
+        needs = frozenset[str]().union(*(variant.objective.needs for variant in variants))
+        _warm_up_controllers(self.records, variants, self.steps[-1].step if self.steps else 0, step.number)
         _check_fields(step, variants)  # before the columns are read: the error names the objective
         load_columns(step, needs)
         for variant in variants:
             set_controllers(variant.objective, step, variant.recorded)
         with recorded_threads(step):
             updates = [_replay_update(update, variants, needs) for update in step.updates]
-        info, sums = step.info, add_up(updates, len(variants))
-        yield StepReplay(info.step, info.tokens, info.complete, "new_logp" in step.tokens, info.device, *sums)
+        info = step.info
+        sums = add_up(updates, len(variants))
+        replayed = StepReplay(info.step, info.tokens, info.complete, "new_logp" in step.tokens, info.device, *sums)
+        self.steps.append(replayed)
+        return replayed
+
+    def result(self, run: str) -> Replay:
+        """Return the steps in sum; `run` is named in it."""
+        if not self.steps:
+            steps = self.records.steps
+            recorded = f"{steps[0]} to {steps[-1]}" if steps else "no steps"
+            raise RecordError(f"{run}: none of the steps asked for is recorded (it has {recorded})")
+        stats, overlaps = add_up(((step.stats, step.overlaps) for step in self.steps), len(self.variants))
+        return Replay(
+            run=run,
+            recorded=str(self.records.manifest.objective.get("name", "")),
+            objectives=tuple(variant.label for variant in self.variants),
+            steps=tuple(self.steps),
+            stats=stats,
+            overlaps=overlaps,
+            notes=tuple(_notes(self.records, self.variants, self.steps)),
+        )
 
 
 def _replay_update(
@@ -315,19 +323,18 @@ def _replay_update(
 ) -> tuple[Stats, Overlaps]:
     recorded = recorded_mini_batch(update, needs)
     grad_norm, phi = _gradient_norm_and_phi(recorded.batch)
-    stats, touched = [], []
+    stats = []
+    touched = []
     for variant in variants:
         batch = with_advantages_of(recorded.batch, variant.objective, update)
-        plans = replan(variant.objective, batch, update)
-        coefficient, clipped = gradient_coefficients(variant.objective, plans, recorded.new_logp)
-        code = np.concatenate([plan.reason.numpy() for plan in plans]) | (clipped.numpy() * np.int16(_CLIPPED_BIT))
+        effects = token_effects(variant.objective, batch, recorded)
+        code = effects.reason | (effects.clipped * np.int16(_CLIPPED_BIT))
         # Divided by the tokens, as a token-mean loss does; the objective's own scale is in the coefficient.
         before = (batch.advantage.abs() * grad_norm).numpy() / max(batch.tokens, 1)
-        after = (coefficient.abs() * grad_norm).numpy()
+        after = np.abs(effects.coefficient) * grad_norm.numpy()
         # In float64: the terms cancel, and there may be a million of them.
-        change = -float((coefficient * phi).sum(dtype=torch.float64))
-        weight = np.concatenate([plan.weight.numpy() for plan in plans])
-        stats.append(_update_stats(code, (before, after, weight), change))
+        change = -float((as_tensor(effects.coefficient) * phi).sum(dtype=torch.float64))
+        stats.append(_update_stats(code, (before, after, effects.weight), change))
         touched.append(code & _TOUCHED_BITS)
     return tuple(stats), tuple(_overlaps(touched))
 

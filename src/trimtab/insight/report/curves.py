@@ -111,7 +111,8 @@ def mean_and_std(curves: Sequence[MetricCurve]) -> tuple[NumpyArray, NumpyArray,
     steps = np.unique(np.concatenate([curve.steps for curve in curves]))
     sums = np.zeros((3, len(steps)))
     for curve in curves:
-        where, values = np.searchsorted(steps, curve.steps), curve.values.astype(np.float64)
+        where = np.searchsorted(steps, curve.steps)
+        values = curve.values.astype(np.float64)
         sums[:, where] += np.stack([np.ones_like(values), values, values**2])
     # One pass over runs of different lengths, in float64 because squares minus squared mean cancels.
     count, total, squares = sums

@@ -1,6 +1,6 @@
 """Encode data for the page: numbers as base64 arrays, everything else as JSON that no text can break out of.
 
-Whatever a model, a task or a user wrote is untrusted. It is only embedded as JSON in which every character with a
+What a model, a task or a user wrote is untrusted. It is only embedded as JSON in which every character with a
 meaning in HTML or JavaScript is escaped, and the page inserts it as text nodes, never as markup.
 """
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from trimtab.insight.replay import TokenEffects
 from trimtab.insight.report.embed import NumpyArray, encode_array, safe_json, truncated
 from trimtab.insight.report.tokens import (
     REMOVED,
     StepTokenTable,
-    TokenEffects,
     mini_batches,
     read_checked_step,
-    token_effects,
+    step_effects,
     token_table,
 )
 from trimtab.objectives import Objective, Reason
@@ -79,7 +79,8 @@ class CandidatePool:
 
     def add(self, table: StepTokenTable, sample: bool) -> None:
         """Add a step's candidates; `sample` adds a random response as well."""
-        step, offsets = table.step, np.array(table.step.offsets)
+        step = table.step
+        offsets = np.array(table.step.offsets)
         if not step.info.tokens:
             return
         grad_norm = np.nan_to_num(table.grad_norm)
@@ -164,7 +165,8 @@ def select_responses(
     """Return at most `most` excerpts of together at most `tokens` tokens, by step and response."""
     queues = {kind: sorted(candidates.get(kind, ())) for kind in SELECTION_REASONS}  # the best last
     excerpts: dict[tuple[int, int], list[ResponseExcerpt]] = {}
-    left, count = tokens, 0
+    left = tokens
+    count = 0
     while any(queues.values()) and count < most:
         for kind, queue in queues.items():
             if not queue or count >= most:
@@ -221,7 +223,8 @@ def microscope_data(
     except RecordError as error:
         data.notes.append(f"{error}: tokens are shown by their numbers")
         vocabulary = Vocabulary([], [])
-    left, skipped = byte_budget, 0
+    left = byte_budget
+    skipped = 0
     for number, group in groupby(excerpts, key=lambda excerpt: excerpt.step):
         try:
             table = token_table(read_checked_step(records, number), recorded)
@@ -254,7 +257,7 @@ def _compared_effects(
     batches = mini_batches(step, frozenset[str]().union(*(objective.needs for objective in compared.values())))
     for name, objective in compared.items():
         try:
-            yield name, token_effects(step, objective, batches)
+            yield name, step_effects(step, objective, batches)
         except (ValueError, RecordError) as error:
             # Once for each objective, not for each step.
             if not any(known.startswith(f"{name} cannot") for known in notes):
@@ -263,7 +266,8 @@ def _compared_effects(
 
 def list_entry(table: StepTokenTable, excerpt: ResponseExcerpt, block: int, vocabulary: Vocabulary) -> dict[str, Any]:
     """Return what the page needs to list, filter and sort a response before its block is parsed."""
-    step, tokens = table.step, _token_slice(table.step, excerpt)
+    step = table.step
+    tokens = _token_slice(table.step, excerpt)
     return {
         "block": block,
         "step": excerpt.step,
@@ -285,7 +289,8 @@ def response_json(
     table: StepTokenTable, compared: Mapping[str, TokenEffects | None], excerpt: ResponseExcerpt, vocabulary: Vocabulary
 ) -> dict[str, Any]:
     """Return a response with all its numbers; `compared` is None for an objective that could not be planned."""
-    step, tokens = table.step, _token_slice(table.step, excerpt)
+    step = table.step
+    tokens = _token_slice(table.step, excerpt)
     ids = step.tokens["token"][tokens].tolist()
     # Everything a model or a task wrote is truncated: one endless prompt must not fill the page.
     texts = {name: step.responses[name][excerpt.response] for name in ("prompt", "answer", "extracted", "source")}
@@ -354,7 +359,7 @@ def turns_json(
     ends = [min(each.after, length) for each in observations]
     turns = []
     for number, (start, end) in enumerate(zip([0, *ends], [*ends, length], strict=True)):
-        # The last message is there even where it is empty: a response may end with the reply of a tool.
+        # The last message is there even if it is empty: a response may end with the reply of a tool.
         if end < excerpt.start or start > excerpt.stop or (start == end and number == len(ends)):
             continue
         whole = end <= excerpt.stop

@@ -43,7 +43,7 @@ def write_report(
     """Write the report of one run or several, or of a stress test; without `out` into the only folder.
 
     `compared` names the objectives that are planned over the recorded mini-batches besides the run's own; `steps`
-    must be in the microscope. Whatever is missing in a run is named on the page.
+    must be in the microscope. What is missing in a run is named on the page.
     """
     if not runs:
         raise ValueError("a report needs a run: trimtab report RUN")

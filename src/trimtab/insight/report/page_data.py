@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from trimtab.insight.replay import (
     LEGEND,
     RECORDED,
     CriticalWeights,
+    Replay,
+    Replayer,
+    make_variants,
     objective_rows,
     overlap_row,
     recorded_objective,
-    replay,
     torch_threads,
 )
 from trimtab.insight.report import summary_text
@@ -35,7 +38,7 @@ from trimtab.insight.report.microscope import (
 from trimtab.insight.report.run_files import RunFiles, read_run, select_steps, unrecorded_steps
 from trimtab.insight.report.tokens import H_MAX, TokenStatistics, read_checked_step, token_table
 from trimtab.objectives import REASON_WORDS, EntropyGate, Objective, objective
-from trimtab.record import RecordError, Records, RecordWarning
+from trimtab.record import RecordError, RecordWarning
 from trimtab.trainer.train import END_WINDOW, describe_metric
 
 COMPARED_OBJECTIVES = ("grpo", "dapo", "gspo", "stapo", "stare", "sspo")
@@ -58,7 +61,8 @@ def page_data(
 ) -> tuple[str, dict[str, Any], list[str]]:
     """Return the page's title, its data, and the JSON blocks of its responses."""
     runs = [read_run(path) for path in request.runs]
-    points, blocks = points_per_curve(len(runs)), list[str]()
+    points = points_per_curve(len(runs))
+    blocks = list[str]()
     runs_data = []
     # Single updates are so small that more threads would only wait for each other.
     with torch_threads(1):
@@ -93,16 +97,18 @@ def run_json(
     notes = list(run.notes)
     compared = _compared_objectives(run, request.compared)  # first: what the user names may be run
     recorded = _recorded_objective(run, notes)
-    microscope, statistics, replayed, weights = MicroscopeData(), None, None, CriticalWeights()
+    microscope = MicroscopeData()
+    found = None
     if run.records is not None and run.records.steps:
-        statistics, pool = read_tokens(run, recorded, request.steps, notes, weights)
-        tokens, most = affordable_tokens(byte_budget, len(compared)), max(MOST_RESPONSES // len(request.runs), 1)
-        excerpts = select_responses(pool.candidates, tokens, most)
+        found = read_tokens(run, recorded, list(compared), request.steps, notes)
+        tokens = affordable_tokens(byte_budget, len(compared))
+        most = max(MOST_RESPONSES // len(request.runs), 1)
+        excerpts = select_responses(found.pool.candidates, tokens, most)
         microscope = microscope_data(
             run.records, excerpts, recorded, compared, byte_budget=byte_budget, first_block=first_block
         )
-        replayed = replay_json(run.records, list(compared), notes)
     steps = run.records.steps if run.records else []
+    weights = found.weights if found else CriticalWeights()
     data = {
         "name": run.name,
         "label": run.label,
@@ -119,8 +125,8 @@ def run_json(
         "spurious_region": _spurious_region(run, recorded),
         "compared_objectives": list(compared),
         "reason_text": [_reason_text(each) for each in (recorded, *compared.values())],
-        "token_statistics": statistics.to_json() if statistics else None,
-        "replay": replayed,
+        "token_statistics": found.statistics.to_json() if found else None,
+        "replay": replay_json(found.replay, len(steps)) if found and found.replay else None,
         "responses": microscope.entries,
         "recorded_steps": len(steps),
         "last_recorded_step": steps[-1] if steps else 0,
@@ -135,13 +141,20 @@ def _reason_text(objective: Objective | None) -> dict[str, str]:
     return {str(int(r)): text for r, text in objective.reason_words.items() if text != REASON_WORDS[r]}
 
 
-def read_tokens(
-    run: RunFiles, recorded: Objective | None, requested: Sequence[int], notes: list[str], weights: CriticalWeights
-) -> tuple[TokenStatistics, CandidatePool]:
-    """Read the selected steps one at a time; return their statistics and the candidates for the microscope.
+@dataclass
+class StepsRead:
+    """What the tokens of the steps that were read gave, all from one reading."""
 
-    Add STARE's critical weight at each of them to `weights`.
-    """
+    statistics: TokenStatistics
+    pool: CandidatePool
+    weights: CriticalWeights = field(default_factory=CriticalWeights)
+    replay: Replay | None = None
+
+
+def read_tokens(
+    run: RunFiles, recorded: Objective | None, compared: Sequence[str], requested: Sequence[int], notes: list[str]
+) -> StepsRead:
+    """Read the selected steps one at a time: statistics, candidates for the microscope, and a replay."""
     assert run.records is not None
     steps = run.records.steps
     selection = select_steps(run, requested)
@@ -152,21 +165,48 @@ def read_tokens(
         end_steps=frozenset({steps[0], steps[-1]}),
         requested_steps=frozenset(requested),
     )
-    evenly_spaced, damaged = set(selection.evenly_spaced), list[str]()
-    for number in sorted({*selection.evenly_spaced, *selection.highlighted}):
+    found = StepsRead(statistics, pool)
+    damaged = list[str]()
+    evenly_spaced = set(selection.evenly_spaced)
+    replayed = set(steps[:: -(-len(steps) // REPLAYED_STEPS)])
+    replayer = None
+    problems = list[str]()
+    with _noted(problems):
+        replayer = Replayer(run.records, make_variants(run.records, [RECORDED, *compared], {}))
+    for number in sorted({*evenly_spaced, *selection.highlighted, *replayed}):
         try:
-            table = token_table(read_checked_step(run.records, number), recorded)
-            # Highlighted steps would bias the statistics towards unusual ones.
-            if number in evenly_spaced:
-                statistics.add(table)
-                weights.add(table.step, recorded)
-            pool.add(table, sample=number in evenly_spaced)
+            step = read_checked_step(run.records, number)
+            if number in evenly_spaced or number in selection.highlighted:
+                table = token_table(step, recorded)
+                # Highlighted steps would bias the statistics towards unusual ones.
+                if number in evenly_spaced:
+                    statistics.add(table)
+                    found.weights.add(step, recorded, table.batches)
+                pool.add(table, sample=number in evenly_spaced)
         except (RecordError, ValueError, LookupError) as error:
             damaged.append(f"step {number} is left out: {truncated(str(error), 300)}")
+            continue
+        if replayer and number in replayed and not problems:
+            with _noted(problems):
+                replayer.add(step)
+    if replayer and not problems:
+        with _noted(problems):
+            found.replay = replayer.result(str(run.records.folder.parent))
     # A few examples are enough: a broken disk may damage thousands of steps.
     notes += damaged[:5] + ([f"{len(damaged) - 5} more steps are damaged and left out"] if len(damaged) > 5 else [])
-    notes += unrecorded_steps(run, requested)
-    return statistics, pool
+    notes += [*unrecorded_steps(run, requested), *problems]
+    return found
+
+
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    """Turn an error of the replay into a note, since the rest of the page can be made without it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordWarning)  # damaged steps are already among the notes of the page
+        try:
+            yield
+        except (RecordError, ValueError, LookupError, TypeError) as error:
+            problems.append(f"no replay: {error}")
 
 
 def _recorded_objective(run: RunFiles, notes: list[str]) -> Objective | None:
@@ -206,22 +246,14 @@ def _spurious_region(run: RunFiles, recorded: Objective | None) -> dict[str, flo
     return {"tau_p": float(tau_p), "tau_h": values[len(values) // 2], "low": values[0], "high": values[-1]}
 
 
-def replay_json(records: Records, names: Sequence[str], notes: list[str]) -> dict[str, Any] | None:
-    """Return the tables of `trimtab replay` as text; None and a note if the records cannot be replayed."""
-    steps = records.steps
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecordWarning)  # damaged steps are already among the notes of the page
-        try:
-            result = replay(records.folder.parent, [RECORDED, *names], every=-(-len(steps) // REPLAYED_STEPS))
-        except (RecordError, ValueError, LookupError, TypeError) as error:
-            notes.append(f"no replay: {error}")
-            return None
+def replay_json(result: Replay, recorded_steps: int) -> dict[str, Any]:
+    """Return the tables of `trimtab replay` as text."""
     reasons, rows = objective_rows(result)
     # Pairs with the run's own objective; `trimtab replay` prints all.
     pairs = [overlap_row(result, overlap) for overlap in result.overlaps if overlap.first == 0]
     return {
         "steps": len(result.steps),
-        "recorded_steps": len(steps),
+        "recorded_steps": recorded_steps,
         "reasons": reasons,
         "rows": [{"name": label, "cells": cells, "entropy": entropy} for label, *cells, entropy in rows],
         "pairs": [{"names": names, "jaccard": value, "agreement": share} for *names, value, share in pairs],

@@ -1,4 +1,4 @@
-"""Read a run's folder for the report; whatever is missing or damaged becomes a note, and the rest is shown.
+"""Read a run's folder for the report; what is missing or damaged becomes a note, and the rest is shown.
 
 `select_steps` says which recorded steps are read: evenly spaced ones, and those that metrics or alarms point to.
 """
@@ -230,7 +230,8 @@ def select_steps(run: RunFiles, requested: Sequence[int] = ()) -> StepSelection:
     for name in ("tokens/silenced_share", "update/grad_norm", "update/clip_share"):
         if name in run.curves:
             # The recorded steps at which the metric is highest.
-            rows, recorded = np.argsort(-run.curves[name].values, kind="stable"), set(steps)
+            rows = np.argsort(-run.curves[name].values, kind="stable")
+            recorded = set(steps)
             highest = [step for step in run.curves[name].steps[rows].tolist() if step in recorded]
             highlighted |= set(highest[:MOST_HIGHLIGHTED])
     return StepSelection(even, sorted(highlighted - set(even)))

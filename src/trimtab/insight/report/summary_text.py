@@ -125,7 +125,8 @@ def _accuracy_change(run: RunFiles, first: float, last: float) -> str:
 
 def held_out_problems(run: RunFiles) -> int | None:
     """Return how many problems an evaluation of the run has; None if that is not known."""
-    fewer, config = run.curves.get("eval/problems"), config_of(run)
+    fewer = run.curves.get("eval/problems")
+    config = config_of(run)
     if fewer is not None and fewer.values[-1] >= 1:
         return int(fewer.values[-1])
     return None if config is None else config.run.eval_problems

@@ -14,16 +14,17 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from trimtab.insight.replay import (
     RecordedMiniBatch,
+    TokenEffects,
     as_tensor,
     gradient_coefficients,
     load_columns,
     recorded_mini_batch,
     replan,
     set_controllers,
+    token_effects,
     with_advantages_of,
 )
 from trimtab.insight.report.embed import NumpyArray, encode_array
@@ -38,25 +39,12 @@ H_MAX, H_BINS = 6.0, 48  # entropy in nats
 S_RANGE, S_BINS = (-4.0, 8.0), 60  # surprisal minus the critical surprisal
 A_RANGE, A_BINS = (-3.0, 3.0), 48  # advantage
 POPULATIONS = ("rewarded", "punished", "neutral", "silenced")
-QUADRANTS = tuple(each.name.lower() for each in theory.Quadrant if each != theory.Quadrant.NEUTRAL)
-
-
-@dataclass(frozen=True)
-class TokenEffects:
-    """What an objective did, or would have done, with each token of a step; arrays over the step's tokens."""
-
-    coefficient: NumpyArray
-    advantage: NumpyArray
-    weight: NumpyArray
-    reason: NumpyArray
-    clipped: NumpyArray
-    clip_low: NumpyArray
-    clip_high: NumpyArray
+QUADRANTS = tuple(quadrant.name.lower() for quadrant in theory.Quadrant if quadrant)
 
 
 @dataclass(frozen=True)
 class StepTokenTable:
-    """A recorded step's tokens and the effects of its own objective; NaN where a column is not recorded."""
+    """A recorded step's tokens and the effects of its own objective; NaN if a column is not recorded."""
 
     step: RecordedStep
     logp: NumpyArray
@@ -64,6 +52,7 @@ class StepTokenTable:
     sum_p2: NumpyArray
     sum_p2_logp: NumpyArray
     log_ratio: NumpyArray
+    batches: list[RecordedMiniBatch]
     effects: TokenEffects
 
     @cached_property
@@ -78,11 +67,10 @@ class StepTokenTable:
         return theory.phi(*map(as_tensor, moments)).numpy()
 
     @cached_property
-    def excess_surprisal(self) -> NumpyArray:
-        """Return surprisal minus the critical surprisal, at which the entropy change changes its sign."""
+    def critical_surprisal(self) -> NumpyArray:
+        """Return the surprisal at which the entropy change changes its sign."""
         moments = (self.entropy, self.sum_p2, self.sum_p2_logp)
-        critical: NumpyArray = theory.critical_surprisal(*map(as_tensor, moments)).numpy()
-        return -self.logp - critical
+        return theory.critical_surprisal(*map(as_tensor, moments)).numpy()
 
     @cached_property
     def grad_norm(self) -> NumpyArray:
@@ -104,6 +92,7 @@ def read_checked_step(records: Records, number: int) -> RecordedStep:
 def token_table(step: RecordedStep, objective: Objective | None) -> StepTokenTable:
     """Return a step's tokens under the recorded objective; without it coefficients are NaN."""
     load_columns(step, objective.needs if objective else ())
+    batches = mini_batches(step, objective.needs) if objective else []
     # The log-probabilities by which the run judged its tokens.
     judged = "current_logp" if "current_logp" in step.tokens else "old_logp"
     log_ratio = _column(step, "new_logp") - step.tokens["old_logp"]
@@ -114,7 +103,8 @@ def token_table(step: RecordedStep, objective: Objective | None) -> StepTokenTab
         sum_p2=_column(step, "sum_p2"),
         sum_p2_logp=_column(step, "sum_p2_logp"),
         log_ratio=np.where(np.isfinite(log_ratio), log_ratio, np.float32(np.nan)),
-        effects=_recorded_effects(step, objective),
+        batches=batches,
+        effects=_recorded_effects(step, objective, batches),
     )
 
 
@@ -123,32 +113,27 @@ def mini_batches(step: RecordedStep, needs: Iterable[str]) -> list[RecordedMiniB
     return [recorded_mini_batch(update, needs) for update in step.updates if update.info.tokens]
 
 
-def token_effects(step: RecordedStep, objective: Objective, batches: Sequence[RecordedMiniBatch]) -> TokenEffects:
+def step_effects(step: RecordedStep, objective: Objective, batches: Sequence[RecordedMiniBatch]) -> TokenEffects:
     """Return what another objective would have done with the step's mini-batches."""
     # An adaptive gate observes this step only: the microscope does not read the steps before it.
     set_controllers(objective, step, recorded=False)
-    effects = [_update_effects(recorded, objective) for recorded in batches]
+    effects = []
+    for recorded in batches:
+        found = token_effects(objective, with_advantages_of(recorded.batch, objective, recorded.update), recorded)
+        effects.append(replace(found, coefficient=found.coefficient * _tokens_in_mini_batch(recorded)))
     names = TokenEffects.__dataclass_fields__
     return TokenEffects(**{name: np.concatenate([getattr(one, name) for one in effects]) for name in names})
 
 
-def _update_effects(recorded: RecordedMiniBatch, objective: Objective) -> TokenEffects:
-    plans = replan(objective, with_advantages_of(recorded.batch, objective, recorded.update), recorded.update)
-    coefficient, clipped = gradient_coefficients(objective, plans, recorded.new_logp)
-    planned = ("advantage", "weight", "reason", "clip_low", "clip_high")
-    return TokenEffects(
-        coefficient=coefficient.numpy() * _tokens_in_mini_batch(recorded),
-        clipped=clipped.numpy(),
-        **{name: torch.cat([getattr(plan, name) for plan in plans]).numpy() for name in planned},
-    )
-
-
-def _recorded_effects(step: RecordedStep, objective: Objective | None) -> TokenEffects:
+def _recorded_effects(
+    step: RecordedStep, objective: Objective | None, batches: Sequence[RecordedMiniBatch]
+) -> TokenEffects:
     """Return the recorded plan, and its coefficients at the recorded log-probabilities."""
     columns = step.tokens
     count = step.info.tokens  # optional columns may be missing
+    unknown = np.full(count, np.nan, np.float32)
     return TokenEffects(
-        coefficient=np.full(count, np.nan, np.float32) if objective is None else _coefficients(step, objective),
+        coefficient=unknown if objective is None else _coefficients(step, objective, batches),
         advantage=columns[_advantage_column(step)],
         weight=columns["weight"],
         reason=columns["reason"],
@@ -158,10 +143,10 @@ def _recorded_effects(step: RecordedStep, objective: Objective | None) -> TokenE
     )
 
 
-def _coefficients(step: RecordedStep, objective: Objective) -> NumpyArray:
+def _coefficients(step: RecordedStep, objective: Objective, batches: Sequence[RecordedMiniBatch]) -> NumpyArray:
     set_controllers(objective, step, recorded=True)
     coefficients = [np.empty(0, np.float32)]
-    for recorded in mini_batches(step, objective.needs):
+    for recorded in batches:
         plans = replan(objective, recorded.batch, recorded.update)
         plans = [_with_recorded_values(plan, recorded.update) for plan in plans]
         coefficient, _ = gradient_coefficients(objective, plans, recorded.new_logp)
@@ -225,15 +210,17 @@ class TokenStatistics:
             self.probability_entropy[row] += _histogram(y[mask], x[mask], H_BINS, P_BINS)
 
     def _add_quadrants(self, table: StepTokenTable) -> None:
-        excess, advantage = table.excess_surprisal, table.effects.advantage
-        if not np.isfinite(excess).all():
+        critical = table.critical_surprisal
+        advantage = table.effects.advantage
+        if not np.isfinite(critical).all():
             return
-        x, y = _bins(excess, S_RANGE, S_BINS), _bins(advantage, A_RANGE, A_BINS)
+        x, y = _bins(-table.logp - critical, S_RANGE, S_BINS), _bins(advantage, A_RANGE, A_BINS)
         signal = advantage != 0
         self.surprisal_advantage += _histogram(y[signal], x[signal], A_BINS, S_BINS)
-        code = theory.quadrant(torch.tensor(advantage), torch.tensor(-excess), torch.zeros(())).numpy()
-        for column, weights in enumerate((None, table.grad_norm, table.entropy_change)):
-            self.quadrants[:, column] += np.bincount(code, weights, len(theory.Quadrant))[1:]  # without neutral ones
+        quadrant = theory.quadrant(*map(as_tensor, (advantage, table.logp, critical))).numpy()
+        # The first code of `theory.Quadrant` is the neutral one.
+        for column, weights in enumerate((None, table.grad_norm[signal], table.entropy_change[signal])):
+            self.quadrants[:, column] += np.bincount(quadrant[signal], weights, len(QUADRANTS) + 1)[1:]
 
     def to_json(self) -> dict[str, Any]:
         """Return the statistics for the page."""
