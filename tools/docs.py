@@ -24,6 +24,7 @@ import tool_pages
 from command_docs import commands_page
 from method_docs import methods_reference
 from recipe_docs import recipes_page
+from trimtab.engines.options import EngineOptions
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
 from trimtab.record import COLLAPSE_DEFINITION, TABLES
 from trimtab.trainer.train import METRICS
@@ -248,6 +249,17 @@ def alarms_on_real_runs() -> str:
     return path.read_text().strip() if path.exists() else ""
 
 
+def engine_options() -> str:
+    """The options that TRL and verl share."""
+    rows = []
+    for name, option in EngineOptions.model_fields.items():
+        default = option.get_default(call_default_factory=True)
+        if option.description:
+            shown = "none" if default in (None, (), {}) else f"`{default}`"
+            rows.append(f"| `{name}` | {shown} | {option.description} |")
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows])
+
+
 def gpu_page() -> str:
     """docs/gpu.md with what was measured on a GPU filled in."""
     return filled("docs/gpu.md", {**gpu_tables.PARTS, **rival_tables.PARTS, **engine_tables.PARTS, "smollm2": smollm2})
@@ -342,6 +354,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/tools.md": tools_page,
     "docs/tools.svg": tool_pages.curves,
     "docs/trim.md": trim_page,
+    "docs/verl.md": lambda: filled("docs/verl.md", {"options": engine_options}),
     **{name: (lambda text=text: text) for name, text in laboratory_pictures.pictures().items()},  # type: ignore[misc]
     **{f"docs/diagram-{name}.svg": diagram.svg for name, diagram in diagrams.DIAGRAMS.items()},
     # What the command line prints without importing torch.

@@ -21,9 +21,7 @@ from helpers.objectives.batches import EVERY
 from trimtab.engines.trl import padded
 from trimtab.engines.trl import recording as trl_recording
 from trimtab.engines.verl import recording as verl_recording
-from trimtab.engines.verl.columns import VERL_FIELDS, sampled_tokens
-from trimtab.engines.verl.loss import PlannedLoss
-from trimtab.engines.verl.planning import plan_step
+from trimtab.engines.verl.planning import VERL_FIELDS, PlannedLoss, plan_step, sampled_tokens
 
 COLUMNS = ("old_logp", "entropy", "sampler_logp", "ref_logp", "new_logp")
 PLANNED = ("old_logp", "advantage", "weight", "scale", "clip_low", "clip_high", "reason", "penalty", "ref_logp")

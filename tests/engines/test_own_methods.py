@@ -59,8 +59,8 @@ def test_in_verl(mine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     import helpers.engines.verl_quiet  # noqa: F401
     from helpers.engines.verl_configs import changed
-    from trimtab.engines.verl.loss import PlannedLoss
     from trimtab.engines.verl.options import check_config, read_options
+    from trimtab.engines.verl.planning import PlannedLoss
     from trimtab.own_parts import module_folders
     from trimtab.trainer.config import build_objective
 

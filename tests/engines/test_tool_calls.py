@@ -11,9 +11,10 @@ import pytest
 
 from trimtab.data import Problem
 from trimtab.engines import conversations
-from trimtab.engines.conversations import ConversationTools, shortened
+from trimtab.engines.conversations import ConversationTools
 from trimtab.engines.options import EngineOptions, read_options
 from trimtab.own_parts import OwnPartError, look_beside
+from trimtab.trainer.config import RecordConfig, ToolsConfig
 
 MODULE = """
 import time
@@ -94,13 +95,19 @@ def test_what_is_wrong_with_the_data_or_the_tools_is_raised(options: EngineOptio
         read_options("trl", {"tools": ("python",), "tool_timeout": 0.0})
 
 
-def test_a_long_reply_is_cut_in_the_middle() -> None:
-    text = "a" * 60 + "b" * 60
-    assert shortened(text, 120) == text
-    assert shortened(text, 100) == "a" * 50 + "\n... (20 characters left out) ...\n" + "b" * 50
+def test_the_options_are_those_of_a_recipe_and_an_old_name_is_told_the_new_one() -> None:
+    options = EngineOptions()
+    record, tools = RecordConfig(), ToolsConfig()
+    recorded = (options.record_every, options.record_group_share, options.record_max_megabytes)
+    assert recorded == (record.every, record.group_share, record.max_megabytes)
+    assert (options.tool_timeout, options.tool_workers) == (tools.timeout, tools.workers)
+    with pytest.raises(ValueError, match="unknown option timeout: did you mean tool_timeout"):
+        read_options("trl", {"tools": ("python",), "timeout": 5.0})
+    with pytest.raises(ValueError, match="advantage='verl' must be 'method'"):
+        read_options("trl", {"advantage": "verl"})
 
 
 def test_the_tools_need_no_torch() -> None:
-    code = "import sys, trimtab.engines.conversations; assert 'torch' not in sys.modules"
+    code = "import sys, trimtab.engines.options; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -138,6 +138,18 @@ def test_the_record_of_a_run_can_be_replayed_and_has_its_responses(short: Any, t
     assert right == step.responses["reward"].tolist()
 
 
+def test_a_share_of_the_groups_can_be_recorded(short: Any, tmp_path: Path) -> None:
+    from trimtab.record import open_run
+
+    short(record=str(tmp_path / "record"), max_steps=1, record_group_share=0.5).train()
+    records = open_run(tmp_path / "record")
+    assert records.manifest.settings.group_share == 0.5
+    step = records.step(1)
+    groups = step.responses["group"].tolist()
+    assert 1 <= len(set(groups)) < 4 and len(groups) == 4 * len(set(groups))
+    assert not step.info.complete
+
+
 def close(completions: list[str], answer: list[str], **_: Any) -> list[float | None]:
     """A number between 0 and 1, and none for a text that is no number."""
     pairs = zip(completions, answer, strict=True)

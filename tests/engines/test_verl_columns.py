@@ -16,8 +16,7 @@ from helpers.engines.verl_batches import TOKENIZER, core_batch, nested, random_b
 from helpers.engines.verl_runs import CHARACTERS, SPECIAL
 from trimtab.engines.common import segments_by_turn, tool_tokens
 from trimtab.engines.options import EngineOptions
-from trimtab.engines.verl.columns import sampled_tokens
-from trimtab.engines.verl.planning import fields_read, minibatch_rows, plan_step
+from trimtab.engines.verl.planning import fields_read, minibatch_rows, plan_step, sampled_tokens
 from trimtab.engines.verl.recording import record_step, start_recording
 from trimtab.objectives import Reason
 from trimtab.record import open_run

@@ -15,8 +15,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 
 from helpers.engines.verl_batches import as_minibatch, core_batch, new_log_probs, random_batch, with_plan
-from trimtab.engines.verl.loss import PlannedLoss
-from trimtab.engines.verl.planning import minibatch_rows
+from trimtab.engines.verl.planning import PlannedLoss, minibatch_rows
 from trimtab.objectives import METHODS, Objective
 from trimtab.trainer.config import build_objective
 

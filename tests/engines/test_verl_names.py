@@ -17,7 +17,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from helpers.engines.verl_batches import as_minibatch, new_log_probs, random_batch, with_plan
-from trimtab.engines.verl.loss import PlannedLoss
+from trimtab.engines.verl.planning import PlannedLoss
 from trimtab.objectives import TokenBatch
 from trimtab.trainer.config import build_objective
 

@@ -35,7 +35,8 @@ def missing_engine(engine: str, error: ImportError) -> ImportError:
 
 def check_version(engine: str) -> None:
     """Warn if the installed version of an engine is not the tested one."""
-    found, tested = importlib.metadata.version(engine), TESTED_VERSIONS[engine]
+    found = importlib.metadata.version(engine)
+    tested = TESTED_VERSIONS[engine]
     if found != tested:
         warnings.warn(
             f"trimtab.engines.{engine} was tested with {engine} {tested}; this is {found}. If it misbehaves: "

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from trimtab.agents import Call, Conversation, Message, ToolSet
 from trimtab.data import Problem
 from trimtab.own_parts import OwnPartError, look_beside
-from trimtab.text import printable
+from trimtab.text import cut_middle, printable
 
 if TYPE_CHECKING:
     from trimtab.engines.options import EngineOptions
 
+LEFT_OUT = "\n... ({} characters left out) ...\n"
 _log = logging.getLogger(__name__)
 _failed: set[str] = set()  # parts whose first error has been logged
 
@@ -55,12 +56,12 @@ class ConversationTools:
         return text or ""
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool and return its reply; whatever goes wrong is told in it."""
+        """Call a tool and return its reply; what goes wrong is told in it."""
         result = self._open.call(tool, arguments, self.options.tool_timeout)
         if result.error:  # of the user's own code
             _log_once(tool, result.error)
         self.calls.append(Call(tool, arguments, result.outcome, result.seconds, result.text))
-        return shortened(result.text, self.options.tool_characters)
+        return cut_middle(result.text, self.options.tool_characters, LEFT_OUT)
 
     def reward(self, messages: Sequence[Mapping[str, Any]]) -> float | None:
         """Return the environment's reward for the messages after the prompt; None leaves it to the reward function.
@@ -89,14 +90,6 @@ def _log_once(part: str, error: str) -> None:
     if part not in _failed:
         _failed.add(part)
         _log.error("%s failed, and the run goes on:\n%s", part, printable(error))  # it may quote a call
-
-
-def shortened(text: str, limit: int) -> str:
-    """Cut a text of more than `limit` characters in the middle, and say so there."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
 
 
 class ReplyText:

@@ -132,7 +132,8 @@ class TrimtabConfig(GRPOConfig):
         check_replaced(self, built=False)
         super().__post_init__()
         build_objective(objective_table(self.objective))  # a wrong name or option is an error before the model loads
-        generation, update = self.steps_per_generation, self.gradient_accumulation_steps
+        generation = self.steps_per_generation
+        update = self.gradient_accumulation_steps
         if generation % update:  # an update that spans rollout batches cannot be planned before its first forward pass
             raise ValueError(
                 f"steps_per_generation={generation} must be a multiple of gradient_accumulation_steps={update}: an "
@@ -143,7 +144,8 @@ class TrimtabConfig(GRPOConfig):
 def check_replaced(config: TrimtabConfig, *, built: bool) -> None:
     """Refuse options that the objective replaces; set the others to TRL's defaults unless that is done (`built`)."""
     for name, option in {**REPLACED, **REWARD_SCALING}.items():
-        value, default = getattr(config, name), option.default
+        value = getattr(config, name)
+        default = option.default
         is_set = value != default if built else value is not None and not (option.off and value == default)
         if is_set and (name in REPLACED or config.advantage != "trl"):
             raise ValueError(

@@ -20,7 +20,7 @@ PaddedBatch = Mapping[str, Any]  # TRL's inputs: (responses, positions) tensors 
 
 # Keys that trimtab adds to TRL's batches. TRL shuffles all tensors of a batch alike, so they stay aligned.
 ENTROPY, SEGMENT, REWARD = "trimtab_entropy", "trimtab_segment", "trimtab_reward"
-REWARDS = "trimtab_rewards"  # (responses, reward functions); NaN where a function did not grade
+REWARDS = "trimtab_rewards"  # (responses, reward functions); NaN if a function did not grade
 RESPONSE_INDEX = "trimtab_response_index"  # in the rollout batch of all processes
 PLAN = "trimtab_plan"  # the plan of a micro-batch
 
@@ -110,7 +110,7 @@ def token_batch(
 def advantages(objective: Objective, reward: Tensor, samples: int) -> Tensor:
     """Return the objective's advantages for the rewards of all processes, `samples` consecutive ones per prompt.
 
-    A reward is NaN where no reward function graded the response: it is left out of its group's baseline and gets
+    A reward is NaN if no reward function graded the response: it is left out of its group's baseline and gets
     advantage 0, and so does the only graded response of a group.
     """
     group = torch.arange(len(reward), device=reward.device) // samples

@@ -141,7 +141,7 @@ class TrimtabTrainer(GRPOTrainer):
         return batch
 
     def _total_reward(self) -> Tensor:
-        """Return one reward per response of all processes; NaN where no reward function returned one."""
+        """Return one reward per response of all processes; NaN if no reward function returned one."""
         weighted: Tensor = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(dim=1)
         return weighted.masked_fill(self._rewards.isnan().all(dim=1), torch.nan)
 
@@ -295,7 +295,8 @@ class TrimtabTrainer(GRPOTrainer):
             settings = RecordSettings(args.record_every, args.record_group_share, args.record_max_megabytes)
             manifest = Manifest(self.objective_table, self.objective.advantage, settings)
             size = self.accelerator.unwrap_model(self.model).get_output_embeddings().weight.shape[0]
-            vocabulary, device = tokenizer_vocabulary(self._tokenizer, size), self.accelerator.device.type
+            vocabulary = tokenizer_vocabulary(self._tokenizer, size)
+            device = self.accelerator.device.type
             recorder = start_recorder(Path(args.record), self._rollouts - 1, manifest, vocabulary, device)
         gather = gather_object if self._comm is not None else list
         return TrlRecording(shape, self.objective, gather, recorder, None if recorder is None else self._alarms())

@@ -92,7 +92,8 @@ def check_config(config: Any, options: EngineOptions, objective: Objective) -> N
 
 
 def _loss_problems(actor: Any) -> dict[str, bool]:
-    where, mode = "actor_rollout_ref.actor", actor.policy_loss.loss_mode
+    where = "actor_rollout_ref.actor"
+    mode = actor.policy_loss.loss_mode
     checks = {}
     for key, (default, ours) in REPLACED.items():
         value = actor.get(key, default)
@@ -109,7 +110,8 @@ def _run_problems(config: Any) -> dict[str, bool]:
     critic = "a critic (algorithm.adv_estimator=gae or critic.enable=True): use algorithm.adv_estimator=grpo"
     distilled = config.get("distillation") and config.distillation.get("enabled", False)
     correction = config.algorithm.get("rollout_correction") or {}
-    weights, mask = correction.get("rollout_is"), correction.get("rollout_rs")
+    weights = correction.get("rollout_is")
+    mask = correction.get("rollout_rs")
     return {
         old: not config.trainer.use_v1,
         critic: config.algorithm.adv_estimator == "gae" or bool(config.critic.enable),
@@ -124,7 +126,8 @@ def _run_problems(config: Any) -> dict[str, bool]:
 def _tool_problems(config: Any) -> dict[str, bool]:
     """Name tools that would not be there, and what lets a tool earn the reward under trimtab's reward function."""
     ours = _reward_path(config).startswith("pkg://trimtab")
-    manager, loop = config.reward.reward_manager.get("name"), config.actor_rollout_ref.rollout.agent.default_agent_loop
+    manager = config.reward.reward_manager.get("name")
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     return {
         f"trimtab's tools need its agent loop: set {AGENT_LOOP_KEY}={AGENT_LOOP}": (
             _own_tools(config) and loop in ("single_turn_agent", "tool_agent")
@@ -140,7 +143,8 @@ def _tool_problems(config: Any) -> dict[str, bool]:
 
 def has_tools(config: Any) -> bool:
     """Return whether the policy can call tools, by the configuration; agent loops can also be named in the data."""
-    turns, loop = config.actor_rollout_ref.rollout.multi_turn, config.actor_rollout_ref.rollout.agent.default_agent_loop
+    turns = config.actor_rollout_ref.rollout.multi_turn
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     named = turns.get("tool_config_path") or turns.get("function_tool_path")
     return bool(named or _own_tools(config) or loop in ("tool_agent", AGENT_LOOP))
 
@@ -167,7 +171,8 @@ def _reward_path(config: Any) -> str:
 
 def _field_problems(config: Any, objective: Objective) -> dict[str, bool]:
     """Name what the objective reads and this run does not have."""
-    name, needs = objective.name, objective.needs
+    name = objective.name
+    needs = objective.needs
     bypass = (config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False)
     sampler = config.actor_rollout_ref.rollout.calculate_log_probs
     unknown = sorted(needs - {"entropy", "sampler_logp", "ref_logp", "segment", "current_logp"})
@@ -193,7 +198,8 @@ def _advantage_problem(algorithm: Any, options: EngineOptions, objective: Object
             "with verl's register_adv_est, name it as algorithm.adv_estimator, and set +trimtab.advantage=verl"
         )
         return {problem: options.advantage != "verl"}
-    estimator, normalized = algorithm.adv_estimator, bool(algorithm.get("norm_adv_by_std_in_grpo", True))
+    estimator = algorithm.adv_estimator
+    normalized = bool(algorithm.get("norm_adv_by_std_in_grpo", True))
     grpo = "algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo"
     wanted, right = {
         "group_normalized": (f"{grpo}=True", estimator == "grpo" and normalized),

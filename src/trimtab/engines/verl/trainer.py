@@ -21,10 +21,8 @@ from verl.utils.debug import marked_timer
 from trimtab.engines.common import load_state, save_state, startup_message
 from trimtab.engines.options import EngineOptions
 from trimtab.engines.verl import agent_loop, recording  # noqa: F401  (registers the agent loop in every process)
-from trimtab.engines.verl.columns import SENT_COLUMNS
-from trimtab.engines.verl.loss import PlannedLoss
 from trimtab.engines.verl.options import check_config, read_options, reward_warning
-from trimtab.engines.verl.planning import METRIC_PREFIX, fields_read, plan_step
+from trimtab.engines.verl.planning import METRIC_PREFIX, SENT_COLUMNS, PlannedLoss, fields_read, plan_step
 from trimtab.own_parts import module_folders
 from trimtab.trainer.config import build_objective
 
@@ -75,7 +73,8 @@ class TrimtabRayTrainer(PPOTrainerSync):
 
     def _plan(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Plan the updates of a batch, and add the plans to its fields."""
-        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        actor = self.config.actor_rollout_ref.actor
+        rollout = self.config.actor_rollout_ref.rollout
         # verl has no public way to learn over how many data-parallel ranks it will split the batch.
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         recorded = self._recorded_columns()

@@ -14,8 +14,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from helpers.engines.verl_runs import CHARACTERS, SPECIAL, tiny_tokenizer
-from trimtab.engines.verl.columns import SENT_COLUMNS
-from trimtab.engines.verl.planning import plan_step
+from trimtab.engines.verl.planning import SENT_COLUMNS, plan_step
 from trimtab.objectives import Objective, TokenBatch, segment_ids
 
 TOKENIZER = tiny_tokenizer()

@@ -180,7 +180,7 @@ def updates(folder: Path, ranks: int) -> Iterator[tuple[str, dict[str, Tensor]]]
 
     from helpers.engines.verl_batches import with_plan
     from helpers.engines.verl_runs import tiny_model
-    from trimtab.engines.verl.loss import PlannedLoss
+    from trimtab.engines.verl.planning import PlannedLoss
     from trimtab.trainer.config import build_objective
 
     worker = build_worker(folder)
