@@ -75,7 +75,8 @@ class StepTokenTable:
     @cached_property
     def grad_norm(self) -> NumpyArray:
         """Return the norm of each token's gradient in the logits, under the recorded objective."""
-        return np.abs(self.effects.coefficient) * self.logp_grad_norm
+        norm: NumpyArray = np.abs(self.effects.coefficient) * self.logp_grad_norm
+        return norm
 
     @cached_property
     def entropy_change(self) -> NumpyArray:
