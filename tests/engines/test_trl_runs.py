@@ -281,16 +281,16 @@ def test_adapters_and_a_reference_model_work_as_in_trl(short: Any) -> None:
 
 def test_the_advantages_are_the_objectives_unless_configured_otherwise(short: Any) -> None:
     ends: dict[str, list[float]] = {}
-    for source in ("objective", "trl"):
+    for source in ("method", "trl"):
         trainer = short(
-            objective="dr_grpo(length=4)", advantages=source, max_steps=1, trainer={"rollout_func": known_rollout}
+            objective="dr_grpo(length=4)", advantage=source, max_steps=1, trainer={"rollout_func": known_rollout}
         )
         trainer.train()
         ends[source] = list(trainer._logs["advantages"])
-    assert len(ends["objective"]) == 16
+    assert len(ends["method"]) == 16
     reward = torch.tensor([a > 0 for a in ends["trl"]]).float()
     centered = (reward.view(-1, 4) - reward.view(-1, 4).mean(1, keepdim=True)).flatten()
-    assert ends["objective"] == pytest.approx(centered.tolist())
+    assert ends["method"] == pytest.approx(centered.tolist())
     assert ends["trl"] != pytest.approx(centered.tolist())
 
 
