@@ -219,7 +219,10 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[BenchmarkProblem]]
         for name in benchmarks
     }
     problems = {name: items[: options.problems] for name, items in problems.items()}
-    rule = options.rule or common_rule([item for items in problems.values() for item in items])
+    rules = list(dict.fromkeys(item.problem.rule for items in problems.values() for item in items))
+    if options.rule is None and len(rules) > 1:
+        raise ValueError(f"the problems are graded by several rules ({', '.join(rules)}): name one with --rule")
+    rule = options.rule or rules[0]
     check_rule(rule)  # hours of sampling should not end with a misspelt rule
     native = options.connection is None
     if options.engine not in ("native", "vllm"):
@@ -330,14 +333,6 @@ def load_held_out(name: str, count: int | None, own_code: bool) -> list[Benchmar
         BenchmarkProblem(name, str(n), p.location, replace(p, extra=json.loads(json.dumps(dict(p.extra), default=str))))
         for n, p in enumerate(problems)
     ]
-
-
-def common_rule(problems: Sequence[BenchmarkProblem]) -> str:
-    """Return the rule that grades all problems; if they have several, one must be named."""
-    rules = list(dict.fromkeys(item.problem.rule for item in problems))
-    if len(rules) > 1:
-        raise ValueError(f"the problems are graded by several rules ({', '.join(rules)}): name one with --rule")
-    return rules[0]
 
 
 def _config(run: Path, trusted: bool) -> Config:
