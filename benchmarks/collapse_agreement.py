@@ -1,4 +1,4 @@
-"""State how far the rule for a collapse (`trimtab.collapse`) agrees with curves labelled by eye."""
+"""State how far the rule for a collapse (`trimtab.record.collapse`) agrees with curves labelled by eye."""
 
 from __future__ import annotations
 

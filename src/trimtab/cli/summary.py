@@ -46,44 +46,51 @@ def closing_summary(
     `report` is the file that was written now: one that lies in the folder may be older than the run's last steps.
     Without `has_model`, so may the model.
     """
-    records, objective = folder.records(), config.build_objective()
+    records = folder.records()
+    objective = config.build_objective()
     result = summarize_metrics(records)
-    held = entropy_control.control_sentences(records, objective.entropy_target)
-    lines = [
-        "",
-        f"Trained {describe_model(config)} on {describe_task(config)} with {objective.name}: "
-        f"{result.steps} of {config.run.steps} steps, {clock(seconds)}.",
-        "",
-        *_number_lines(result, _held_out_note(config, result)),
-        *([f"  {'time':<18} {spent}"] if (spent := time_words(records)) else []),
-        *(["", *(f"  {sentence}" for sentence in held)] if held else []),
-        "",
-        f"  run folder  {folder.path}",
-    ]
-    model = folder.path / "model"
-    finished = result.steps >= config.run.steps and model.exists() and has_model
-    lines += [f"  model       {model}"] if finished else []
-    lines += [f"  report      {report}"] if report else []
-    lines += _best_lines(records, folder.path)
     fall = find_fall(records)
-    rang = _alarms(folder)
     change = None if fall else _held_out_change(result, config)
     idle = nothing_to_learn(records)
-    trouble = [*_fall_lines(fall, change, config), idle, f"Alarms that rang: {rang}." if rang else ""]
-    trouble = [sentence for sentence in trouble if sentence]
-    lines += ["", *(f"  {sentence}" for sentence in trouble)] if trouble else []
+    rang = _alarms(folder)
+
+    title = (
+        f"Trained {describe_model(config)} on {describe_task(config)} with {objective.name}: "
+        f"{result.steps} of {config.run.steps} steps, {clock(seconds)}."
+    )
+    numbers = _number_lines(result, _held_out_note(config, result))
+    if spent := time_words(records):
+        numbers.append(f"  {'time':<18} {spent}")
+    held = [f"  {sentence}" for sentence in entropy_control.control_sentences(records, objective.entropy_target)]
+
+    finished = result.steps >= config.run.steps and folder.model.exists() and has_model
+    files = [f"  run folder  {folder.path}"]
+    files += [f"  model       {folder.model}"] if finished else []
+    files += [f"  report      {report}"] if report else []
+    files += _best_lines(records, folder.path)
+
+    alarms = f"Alarms that rang: {rang}." if rang else ""
+    trouble = [f"  {sentence}" for sentence in (*_fall_lines(fall, change, config), idle, alarms) if sentence]
     # Of responses that taught nothing, no other threshold would have silenced more.
-    silences = not idle and any(CANDIDATES in record for record in records)
-    said, sweep = "", ""
-    if silences:
-        run = str(folder.path) if (folder.path / "tokens").is_dir() else ""
-        said, sweep = silencing_advice(result.silenced, config.objective, run)
-    lines += ["", f"  {said}", *([COMMAND_INDENT + sweep] if sweep else [])] if said else []
+    silenced = [] if idle else _silenced_lines(result, config, folder, records)
+
     longer = not (fall or idle or (change is not None and change.high < 0))
     following = _command_lines("what the alarms advise", ["alarms", str(folder.path)]) if rang else []
     following += _back_lines(config, folder, fall.step) if fall else []
     following += _next_lines(config, folder, finished, processes, result.steps, longer=longer)
-    return "\n".join([*lines, "", "Next:", *following])
+    blocks = [[title], numbers, held, files, trouble, silenced, ["Next:", *following]]
+    return "\n" + "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _silenced_lines(
+    result: RunSummary, config: Config, folder: RunFolder, records: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Return what to try if S2T silenced almost nothing."""
+    if not any(CANDIDATES in record for record in records):
+        return []
+    run = str(folder.path) if (folder.path / "tokens").is_dir() else ""
+    said, sweep = silencing_advice(result.silenced, config.objective, run)
+    return [f"  {said}", *([COMMAND_INDENT + sweep] if sweep else [])] if said else []
 
 
 def _held_out_change(result: RunSummary, config: Config) -> AccuracyChange | None:
