@@ -34,21 +34,24 @@ class ArithmeticProblem:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Arithmetic problems of one family, with numbers up to `digits` digits, `terms` of them in chains and stories.
+    """Generated sums, differences, products, chains of them, and word problems, with worked solutions."""
 
-    With `min_terms` each problem has `min_terms` to `terms` numbers: a policy can learn the short ones first. `calls`
-    is the share of worked solutions that call a tool in place of the working.
-    """
-
-    family: Family = "addition"
-    digits: int = 2
-    terms: int = 3
-    form: PromptForm = "bare"  # `12+34=` for character-level models; instruct: a question that wants a box
-    size: int = 10_000
+    family: Annotated[Family, Option("the kind of problem")] = "addition"
+    digits: Annotated[int, Option("digits of each number", 1, 9)] = 2
+    terms: Annotated[int, Option("how many numbers a chain or word problem has", 2, 9)] = 3
+    min_terms: Annotated[
+        int | None, Option("mix problems with this many up to task.terms numbers; none: always task.terms", 2, 9)
+    ] = None
+    form: Annotated[
+        PromptForm, Option(r"the prompt: bare is `12+34=`, instruct is a question that asks for a \boxed answer")
+    ] = "bare"
+    size: Annotated[int, Option("number of problems per epoch", 1, 10_000_000)] = 10_000
+    calls: Annotated[
+        float,
+        Option("share of worked solutions that call a tool: the calculator if bare, python if instruct", 0, 1),
+    ] = 0.0
     seed: int = 0
     split: Split = "train"
-    min_terms: int | None = None
-    calls: float = 0.0
 
     def __post_init__(self) -> None:
         for key, value, known in (
@@ -111,27 +114,6 @@ def call_transcript(tool: str, call: str, reply: str, answer: str) -> tuple[Mess
         {"role": "tool", "name": tool, "content": reply},
         {"role": "assistant", "content": answer},
     )
-
-
-def arithmetic_task(
-    split: Split,
-    family: Annotated[Family, Option("the kind of problem")] = "addition",
-    digits: Annotated[int, Option("digits of each number", 1, 9)] = 2,
-    terms: Annotated[int, Option("how many numbers a chain or word problem has", 2, 9)] = 3,
-    min_terms: Annotated[
-        int | None, Option("mix problems with this many up to task.terms numbers; none: always task.terms", 2, 9)
-    ] = None,
-    form: Annotated[
-        PromptForm, Option(r"the prompt: bare is `12+34=`, instruct is a question that asks for a \boxed answer")
-    ] = "bare",
-    size: Annotated[int, Option("number of problems per epoch", 1, 10_000_000)] = 10_000,
-    calls: Annotated[
-        float,
-        Option("share of worked solutions that call a tool: the calculator if bare, python if instruct", 0, 1),
-    ] = 0.0,
-) -> Arithmetic:
-    """Generated sums, differences, products, chains of them, and word problems, with worked solutions."""
-    return Arithmetic(family, digits, terms, form, size, split=split, min_terms=min_terms, calls=calls)
 
 
 def _random_number(rng: random.Random, digits: int) -> int:

@@ -33,18 +33,22 @@ class Combined:
 
 @dataclass(frozen=True)
 class Countdown:
-    """Problems with `numbers` numbers from 1 to `largest`, and targets from 0 to `largest_target`.
+    """Reach a target number with given numbers, each used once; there are many right answers.
 
     Without `parentheses` every problem has a solution without them; a response may have them all the same.
     """
 
-    numbers: int = 3
-    largest: int = 9
-    operations: str = "+-*"
-    largest_target: int = 99
-    form: CountdownForm = "expression"
-    parentheses: bool = False
-    size: int = 10_000
+    numbers: Annotated[int, Option("how many numbers a problem has", 2, 6)] = 3
+    largest: Annotated[int, Option("the largest of the numbers, which start at 1", 1, 999)] = 9
+    operations: Annotated[str, Option("the operations that are allowed: one or more of + - * /")] = "+-*"
+    largest_target: Annotated[int, Option("the largest target; the smallest is 0", 0, 9999)] = 99
+    form: Annotated[CountdownForm, Option("the response: expression is `3*7-5`, steps is `3*7=21,21-5=16`")] = (
+        "expression"
+    )
+    parentheses: Annotated[bool, Option("expression: whether some targets can only be reached with parentheses")] = (
+        False
+    )
+    size: Annotated[int, Option("number of problems per epoch", 1, 10_000_000)] = 10_000
     seed: int = 0
     split: Split = "train"
 
@@ -141,24 +145,6 @@ class Countdown:
         value = a + b if sign == "+" else a - b if sign == "-" else a * b
         # A step names its result, and the model knows no negative numbers. Inside an expression nobody writes them.
         return None if value < 0 and self.form == "steps" else value
-
-
-def countdown_task(
-    split: Split,
-    numbers: Annotated[int, Option("how many numbers a problem has", 2, 6)] = 3,
-    largest: Annotated[int, Option("the largest of the numbers, which start at 1", 1, 999)] = 9,
-    operations: Annotated[str, Option("the operations that are allowed: one or more of + - * /")] = "+-*",
-    largest_target: Annotated[int, Option("the largest target; the smallest is 0", 0, 9999)] = 99,
-    form: Annotated[
-        CountdownForm, Option("the response: expression is `3*7-5`, steps is `3*7=21,21-5=16`")
-    ] = "expression",
-    parentheses: Annotated[
-        bool, Option("expression: whether some targets can only be reached with parentheses")
-    ] = False,
-    size: Annotated[int, Option("number of problems per epoch", 1, 10_000_000)] = 10_000,
-) -> Countdown:
-    """Reach a target number with given numbers, each used once; there are many right answers."""
-    return Countdown(numbers, largest, operations, largest_target, form, parentheses, size, split=split)
 
 
 def _question(numbers: Sequence[int], target: int) -> str:

@@ -1,4 +1,4 @@
-"""The tasks that a recipe can name, and how one is built: a function whose keyword arguments are its options.
+"""The tasks that a recipe can name, and how one is built: a function or class whose arguments are its options.
 
 Two arguments are filled in by trimtab where a task has them: `split`, which problems are asked for, and in the test
 split `size`, how many an evaluation takes. A task of the user's own is `python:MODULE:NAME`.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trimtab.data.arithmetic import arithmetic_task
-from trimtab.data.countdown import countdown_task
+from trimtab.data.arithmetic import Arithmetic
+from trimtab.data.countdown import Countdown
 from trimtab.data.files import file_task, gsm8k_task
 from trimtab.data.gym import gym_task
 from trimtab.data.problems import Problem, Split, Task, check_index
@@ -33,8 +33,8 @@ from trimtab.text import nearest, shown
 TaskBuilder = Callable[..., Task | None]
 
 TASKS: Mapping[str, TaskBuilder] = {
-    "arithmetic": arithmetic_task,
-    "countdown": countdown_task,
+    "arithmetic": Arithmetic,
+    "countdown": Countdown,
     "gsm8k": gsm8k_task,
     "file": file_task,
     "gym:KIND": gym_task,
@@ -55,7 +55,7 @@ def find_task(name: str) -> TaskBuilder:
 def task_options(name: str) -> dict[str, Option]:
     """Return the options of a task, in the order of its function's arguments."""
     build = find_task(name)
-    options = read_options(name, build, skip=("split",))
+    options = read_options(name, build, skip=("split",) if is_own(name) else ("split", "seed"))
     for key in {"name", "environment"} & options.keys():
         raise option_error(name, build, key, f"is task.{key} already: call it otherwise")
     return options
