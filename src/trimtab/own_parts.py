@@ -195,7 +195,7 @@ def _import_or_say_where(name: str, module_name: str, folders: list[str]) -> Any
 
 
 def _refuse_namesake(name: str, module_name: str, module: Any, folders: list[str]) -> None:
-    """Refuse a module that was imported from another recipe's folder, where this one's has a file of that name too."""
+    """Refuse a module that was imported from another recipe's folder, if this one's has a file of that name too."""
     file = getattr(module, "__file__", None) or ""
     if not any(Path(file).is_relative_to(folder) for folder in folders):
         return
@@ -238,7 +238,7 @@ def own_traceback(error: BaseException) -> str:
 
 
 def location(part: object) -> str:
-    """Return `file:line` of a function or class; empty where it has none."""
+    """Return `file:line` of a function or class; empty if it has none."""
     try:
         found = inspect.unwrap(part) if callable(part) else part
         file = inspect.getsourcefile(found)  # type: ignore[arg-type]
@@ -257,7 +257,7 @@ def _is_users(filename: str) -> bool:
 
 
 def shown_file(file: str) -> str:
-    """Return a path, relative where it lies below the current folder."""
+    """Return a path, relative if it lies below the current folder."""
     try:
         return os.path.relpath(file) if Path(file).is_relative_to(os.getcwd()) else file
     except (FileNotFoundError, ValueError):

@@ -82,7 +82,7 @@ def load_benchmark(
     rule: str = "math",
     columns: Mapping[str, str] | None = None,
 ) -> list[BenchmarkProblem]:
-    """Load every problem of a benchmark from a folder, or from the hub where no folder is given.
+    """Load every problem of a benchmark from a folder, or from the hub if no folder is given.
 
     `columns` are the names of the columns of a file of the user's own, which is its own benchmark.
     """

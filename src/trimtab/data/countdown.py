@@ -139,7 +139,7 @@ class Countdown:
         return left[0]
 
     def _value(self, a: int, sign: str, b: int) -> int | None:
-        """Return the value of an operation; None where it has none here."""
+        """Return the value of an operation; None if it has none here."""
         if sign == "/":
             return a // b if b and a % b == 0 else None
         value = a + b if sign == "+" else a - b if sign == "-" else a * b

@@ -258,7 +258,7 @@ def read_rows(
 
 
 def is_hub_data(source: str) -> bool:
-    """Return whether a name that is no file may be that of a data set on the hub."""
+    """Return whether a name that is not a file may be that of a data set on the hub."""
     # A misspelt path must not be looked up there, where somebody else may own that name.
     path_like = Path(source).suffix in (".jsonl", ".json", ".parquet")
     return not path_like and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source) is not None

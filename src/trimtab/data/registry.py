@@ -67,7 +67,7 @@ def has_held_out_problems(name: str, arguments: Mapping[str, Any]) -> bool:
 
 
 def build_task(name: str, arguments: Mapping[str, Any], split: Split, test_size: int) -> Task | None:
-    """Build a task by name; None where there are no held-out problems."""
+    """Build a task by name; None if there are no held-out problems."""
     build, given = find_task(name), dict(arguments)
     parameters = inspect.signature(build).parameters
     if split == "test" and not has_held_out_problems(name, given):

@@ -39,7 +39,7 @@ class PredictionFit:
 
 
 def prediction_fit(pairs: Iterable[tuple[float, float]]) -> PredictionFit | None:
-    """Fit measured against predicted changes; None with fewer than two finite pairs, or where nothing varies."""
+    """Fit measured against predicted changes; None with fewer than two finite pairs, or if nothing varies."""
     pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
     columns = list(zip(*pairs, strict=True))
     if not pairs or any(min(values) == max(values) for values in columns):
@@ -125,7 +125,7 @@ class EntropyVerdict:
 
 
 def entropy_verdict(entropy: Sequence[float], target: Sequence[float]) -> EntropyVerdict | None:
-    """Compare the entropy of every step with its target; None where no step has both."""
+    """Compare the entropy of every step with its target; None if no step has both."""
     pairs = [pair for pair in zip(entropy, target, strict=True) if all(map(math.isfinite, pair)) and pair[1] > 0]
     if not pairs:
         return None

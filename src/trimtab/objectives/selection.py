@@ -26,7 +26,7 @@ def quantile(values: Tensor, q: float) -> Tensor:
 
 
 def share_count(n: int, share: float) -> int:
-    """Return how many tokens a share of `n` is: `ceil(share * n)`, at least one where there is any."""
+    """Return how many tokens a share of `n` is: `ceil(share * n)`, at least one if there is any."""
     # 0.07 * 100 is 7.000000000000001 in floating point: without the slack that would be 8 tokens.
     return min(n, max(1, math.ceil(share * n - 1e-9))) if n else 0
 
@@ -54,7 +54,7 @@ def largest(values: Tensor, count: int, among: Tensor | None = None) -> Tensor:
 
 
 def random_pick(position: Tensor, count: int, seed: int, logp: Tensor) -> Tensor:
-    """Return a random `count` of the given positions (all of them, where there are fewer), ascending."""
+    """Return a random `count` of the given positions (all of them if there are fewer), ascending."""
     # A pure function of the seed, the batch (the bits of its log-probabilities) and the position, not of a generator's
     # state: a plan can be made again from its record, and is the same on any device and any number of processes.
     bits = logp.view(torch.int32 if logp.dtype == torch.float32 else torch.int64)

@@ -88,7 +88,7 @@ def parse_stored(table: Mapping[str, Any]) -> Config:
 
 
 def _without_idle_turns(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the table without keys that need tools, where its tools were dropped."""
+    """Return the table without keys that need tools, if its tools were dropped."""
     called = _section(table, "tools").get("use") or _section(table, "task").get("environment")
     if called:
         return table
@@ -182,7 +182,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML; whatever is wrong with it raises ValueError."""
+    """Parse TOML; raise ValueError for anything that is wrong with it."""
     if len(text) > LARGEST_RECIPE:
         raise ValueError(f"it has {len(text)} characters, and {LARGEST_RECIPE} at most may be")
     if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
@@ -245,7 +245,7 @@ def _apply(table: dict[str, Any], setting: str, keys: list[str], value: Any) -> 
 
 
 def _task_name(table: Mapping[str, Any]) -> str:
-    """Return the task that a recipe names; the default where it names none that there is."""
+    """Return the task that a recipe names; the default if there is no task of that name."""
     task = table.get("task")
     name = task.get("name") if isinstance(task, Mapping) else None
     default: str = TaskConfig.model_fields["name"].default

@@ -173,7 +173,7 @@ class Config(Section):
             )
 
     def _check_old_stats(self) -> None:
-        """Raise where the sampler's log-probs and entropies are not those of a forward pass over the responses."""
+        """Raise if the sampler's log-probs and entropies are not those of a forward pass over the responses."""
         rollout, precision, temperature = self.rollout, self.model.precision, self.rollout.sampler_temperature
         unsupported = {
             f"rollout.engine = {rollout.engine!r}": rollout.engine != "native",

@@ -20,7 +20,7 @@ LONGEST_CHAIN = 20  # runs that start from runs; a folder that names itself must
 
 @dataclass(frozen=True)
 class RunModel:
-    """The weights of a run: those of a checkpoint or, where `checkpoint` is None, of its finished model."""
+    """The weights of a run: those of a checkpoint or, if `checkpoint` is None, of its finished model."""
 
     run: Path
     checkpoint: Path | None
@@ -36,7 +36,7 @@ class RunModel:
 
 
 def find_run_model(path: str) -> RunModel | None:
-    """Return the weights of the run that a path names; None where it names no run, but a model."""
+    """Return the weights of the run that a path names; None if the path is that of a model."""
     where = Path(os.path.expanduser(path))
     if path in MODEL_NAMES:  # the models of that name, whatever is in the current folder
         return None

@@ -419,7 +419,7 @@ class RunConfig(Section):
 
 
 def check_own_sampler(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the function that builds a sampler, or raise where it does not take these options."""
+    """Return the function that builds a sampler, or raise if it does not take these options."""
     build = load_part(name)
     with errors_located(name, build):
         signature = inspect.signature(build)

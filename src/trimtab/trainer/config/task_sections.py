@@ -180,7 +180,7 @@ class ToolsConfig(Section):
 
 
 def check_environment(name: str) -> str:
-    """Return the name of an environment, or raise where it names no class whose methods can be tools."""
+    """Return the name of an environment, or raise if it is not a class whose methods can be tools."""
     if not is_own(name):
         raise ValueError(f"{shown(name)}: an environment is a class of your own, python:MODULE:NAME")
     if not inspect.isclass(load_part(name)):
