@@ -16,13 +16,12 @@ from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
-from trimtab.data import PromptTokens, Response, SamplingOptions
+from trimtab.data import PromptTokens, Response, Sample, SamplingOptions
 from trimtab.grading import Verdict
 from trimtab.objectives.rules import stare
 from trimtab.trainer.config import Config, load
 from trimtab.trainer.train import rollouts, trainer
 from trimtab.trainer.train.build import build_sampler
-from trimtab.trainer.train.responses import GradedResponse
 
 Settings = dict[str, Any]
 
@@ -50,7 +49,7 @@ LONG: Settings = {"rollout.max_new_tokens": 10, "run.steps": 80, **FAST}
 RAMP: Settings = {"update.warmup_steps": 150}  # a fault that grows, so that an alarm can come before the collapse
 
 Sabotage = Callable[[], AbstractContextManager[Any]]
-Reward = Callable[[GradedResponse], float]
+Reward = Callable[[Sample], float]
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def graded_by(reward: Reward) -> Sabotage:
     def context() -> AbstractContextManager[Any]:
         original = rollouts.sample_and_grade
 
-        def regrade(trainer: Any, problems: Any, step: int, *more: Any) -> list[list[GradedResponse]]:
+        def regrade(trainer: Any, problems: Any, step: int, *more: Any) -> list[list[Sample]]:
             groups = original(trainer, problems, step, *more)
             if step < 0:  # an evaluation
                 return groups
@@ -99,37 +98,37 @@ def graded_by(reward: Reward) -> Sabotage:
     return context
 
 
-def _regraded(response: GradedResponse, reward: float) -> GradedResponse:
+def _regraded(response: Sample, reward: float) -> Sample:
     return replace(response, reward=reward, verdict=Verdict("correct" if reward >= 1 else "wrong", response.text))
 
 
-def coin(response: GradedResponse) -> float:
+def coin(response: Sample) -> float:
     """Reward at random."""
     return float(random.Random(f"{response.group} {response.response.sample} {response.text}").random() < 0.5)
 
 
-def trailing_zero(response: GradedResponse) -> float:
+def trailing_zero(response: Sample) -> float:
     """Accept whatever ends in 0: a verifier that can be hacked."""
     return float(response.verdict.kind == "correct" or response.text.strip().endswith("0"))
 
 
-def long_answer(response: GradedResponse) -> float:
+def long_answer(response: Sample) -> float:
     """Reward right answers, and length."""
     return float(response.verdict.kind == "correct") + len(response.response.tokens) / 10
 
 
-def repeating(response: GradedResponse) -> float:
+def repeating(response: Sample) -> float:
     """Reward right answers, and each token that repeats the one before it."""
-    tokens = response.response.tokens
+    tokens: list[int] = response.response.tokens.tolist()
     return float(response.verdict.kind == "correct") + sum(a == b for a, b in pairwise(tokens)) / 4
 
 
-def surprising(response: GradedResponse) -> float:
+def surprising(response: Sample) -> float:
     """Reward right answers, and half a point per nat of surprisal."""
     return float(response.verdict.kind == "correct") - fmean(response.response.logp) / 2
 
 
-def certain(response: GradedResponse) -> float:
+def certain(response: Sample) -> float:
     """Reward confidence alone."""
     return 1 + fmean(response.response.logp)
 

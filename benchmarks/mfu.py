@@ -28,15 +28,15 @@ import torch
 from kernel_times import clock_and_power, kernel_times
 from result_file import about, save
 from stopwatch import forget, seconds_of
-from trimtab.data import Problem, Response
+from trimtab.data import Problem, Response, Sample
 from trimtab.grading import Verdict
 from trimtab.trainer.config import Config, load
 from trimtab.trainer.model import Policy, Precision, load_policy, loading, make_optimizer, pick_device, score
 from trimtab.trainer.model.demo_model import demo_tokenizer
 from trimtab.trainer.train.build import build_sampler
 from trimtab.trainer.train.loop import update_policy
-from trimtab.trainer.train.responses import GradedResponse, Rollouts
-from trimtab.trainer.train.scoring import Experience, score_responses
+from trimtab.trainer.train.rollouts import Rollouts
+from trimtab.trainer.train.scoring import score_rollouts
 from trimtab.trainer.train.trainer import Trainer
 
 PEAK = 989e12  # bf16 without sparsity, H200 data sheet
@@ -151,19 +151,18 @@ def made_trainer(policy: Policy, config: Config) -> Trainer:
     )
 
 
-def made_answers(shape: Shape, responses: int, length: int) -> list[GradedResponse]:
+def made_answers(shape: Shape, responses: int, length: int) -> list[Sample]:
     """Return random responses in groups; every second one is correct."""
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(2, shape.vocabulary, (responses, PROMPT + length), generator=rng).tolist()
     return [
-        GradedResponse(
+        Sample(
             NO_PROBLEM,
-            row[:PROMPT],
-            Response(row[PROMPT:], [0.0] * length, True, sample=number % SAMPLES),
-            "",
-            Verdict("correct" if number % 2 else "wrong"),
-            float(number % 2),
-            number // SAMPLES,
+            prompt=row[:PROMPT],
+            response=Response(row[PROMPT:], [0.0] * length, True, sample=number % SAMPLES),
+            group=number // SAMPLES,
+            verdict=Verdict("correct" if number % 2 else "wrong"),
+            reward=float(number % 2),
         )
         for number, row in enumerate(ids)
     ]
@@ -208,7 +207,7 @@ class Case:
         settings = config.update.model_copy(update={"token_budget": self.budget})
         self.trainer.config = config.model_copy(update={"update": settings})
         answers = made_answers(self.shape, responses, self.length)
-        experience = Experience(Rollouts(answers, [responses]), score_responses(self.trainer, answers))
+        experience = score_rollouts(self.trainer, Rollouts(answers, [responses]))
         (minibatch,) = experience.minibatches()
         return responses, minibatch
 

@@ -134,7 +134,7 @@ def never_end(trainer: Trainer) -> None:
 def watching(trainer: Trainer, watch: Stopwatch) -> Iterator[None]:
     """Time every phase of a step of trimtab."""
     functions: list[tuple[Any, str, str]] = [
-        (rollouts, "grade_submissions", "grade"),
+        (rollouts, "set_verdicts", "grade"),
         (scoring, "score_responses", "score"),
         (Objective, "plan", "plan"),
         (loop, "update", "forward and backward"),

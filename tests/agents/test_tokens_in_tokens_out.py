@@ -92,11 +92,11 @@ def test_sampled_ids_stay_and_observations_hold_no_markup_of_their_own(
     turns = [sampled(template, message) for message in said]
     conversation, response = converse(tools, template, turns, LIMITS)
     # The ids of the policy are what it sampled, in order, and as many messages as it was asked for.
-    assert response.messages[: conversation.turns] == turns[: conversation.turns]
-    assert response.sampled_tokens == [number for turn in turns[: conversation.turns] for number in turn]
+    assert [m.tolist() for m in response.messages[: conversation.turns]] == turns[: conversation.turns]
+    assert response.sampled_tokens.tolist() == [number for turn in turns[: conversation.turns] for number in turn]
     assert conversation.ended is not None
     # A reply is the template's markup, the same for every text, and between it text alone.
-    replies = [response.tokens[start:end] for start, end in response.observed]
+    replies = [response.tokens[start:end].tolist() for start, end in response.observed]
     for reply, turn, shown in zip(replies, turns, shown_to_the_model(conversation), strict=False):
         assert reply == template.render(turn, shown, 10_000).tokens, "what is kept is not what the model was shown"
         empty = template.render(turn, [(tool, "") for tool, _ in shown], 10_000).tokens

@@ -235,12 +235,12 @@ def test_no_response_ends_before_its_limit_when_it_must_not() -> None:
 
 def test_the_stopwatch_sees_every_phase_and_leaves_nothing_behind() -> None:
     trainer, watch = small_trainer(), Stopwatch(CPU)
-    before = rollouts.grade_submissions, trainer.sampler
+    before = rollouts.set_verdicts, trainer.sampler
     with step.watching(trainer, watch):
         train_step(trainer, RunProgress())
     assert set(watch.seconds) == set(step.PHASES)
     assert all(seconds > 0 for seconds in watch.seconds.values())
-    assert (rollouts.grade_submissions, trainer.sampler) == before
+    assert (rollouts.set_verdicts, trainer.sampler) == before
 
 
 def test_the_peer_gets_the_problems_that_our_steps_meet() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -229,12 +228,13 @@ def test_a_conversation_that_ends_with_a_reply_is_not_finished() -> None:
     planned = plan_step(objective, data, 8, 1, TOKENIZER, ["token"])
     fields = dict(data.items()) | {"rm_scores": nested(rows(made, "old_logp", 0.0)), "uid": ["a"] * 8}
     for recorded in (
-        trl_recording.recorded_responses(1, batch, shape),
-        verl_recording.recorded_responses(planned, fields, TOKENIZER.eos_token_id),
+        trl_recording.samples(1, batch, shape),
+        verl_recording.samples(planned, fields, TOKENIZER.eos_token_id),
     ):
-        assert [response.finished for response in recorded] == [False] + [True] * 7
-        assert [list(response.tokens) for response in recorded] == [torch.cat(turns).tolist() for turns in made.turns]
-        for response, turns, replies in zip(recorded, made.turns, made.replies, strict=True):
-            assert [list(found.tokens) for found in response.observations] == [reply.tolist() for reply in replies]
-            ends = list(accumulate(map(len, turns)))
-            assert [found.after for found in response.observations] == ends[: len(replies)]
+        responses = [sample.response for sample in recorded]
+        assert [response.finished for response in responses] == [False] + [True] * 7
+        for response, turns, replies in zip(responses, made.turns, made.replies, strict=True):
+            assert response.sampled_tokens.tolist() == torch.cat(turns).tolist()
+            observed = [response.tokens[start:end].tolist() for start, end in response.observed]
+            assert observed == [reply.tolist() for reply in replies]
+            assert [len(message) for message in response.messages if len(message)] == list(map(len, turns))

@@ -10,9 +10,9 @@ import torch
 
 import trimtab as tt
 from trimtab import own_parts
-from trimtab.data import Problem
+from trimtab.data import Problem, Response, Sample
 from trimtab.data.problems import user
-from trimtab.grading import Submission, Verdict, grade, grade_many, grade_submissions, load_rule
+from trimtab.grading import Verdict, grade, grade_many, grade_samples, load_rule
 from trimtab.grading.verdicts import verdict_of
 from trimtab.workers import calls
 
@@ -129,11 +129,12 @@ def test_an_exception_has_its_traceback_from_the_users_function_on(name: str) ->
 
 
 def test_a_rule_gets_the_facts_and_options_that_its_signature_names() -> None:
-    item = Submission("r", "a", {}, [{"role": "user", "content": "four"}], "sums", tokens=10, finished=True)
-    assert grade_submissions([item], f"{RULES}:facts")[0].score == 10 + 4 + 4
-    assert grade_submissions([item], f"{RULES}:facts", {"scale": 0.5})[0].score == 5 + 4 + 4
-    cut = Submission("r", "a", tokens=3, finished=False)
-    assert [verdict.score for verdict in grade_submissions([item, cut], f"{RULES}:facts_in_lists")] == [10.0, -3.0]
+    problem = Problem(({"role": "user", "content": "four"},), "a", "", "sums")
+    item = Sample(problem, "r", response=Response([5] * 10, [], True))
+    assert grade_samples([item], f"{RULES}:facts")[0].score == 10 + 4 + 4
+    assert grade_samples([item], f"{RULES}:facts", {"scale": 0.5})[0].score == 5 + 4 + 4
+    cut = Sample(problem, "r", response=Response([5] * 3, [], False))
+    assert [verdict.score for verdict in grade_samples([item, cut], f"{RULES}:facts_in_lists")] == [10.0, -3.0]
 
 
 @pytest.mark.parametrize(

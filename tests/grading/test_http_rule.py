@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
-from trimtab.grading import Submission, Verdict, grade, grade_submissions
+from trimtab.data import Problem, Sample
+from trimtab.grading import Verdict, grade, grade_samples
 
-ITEMS = [Submission(f"response {n}", "4", {"n": n}, [{"role": "user", "content": "2+2?"}], "s") for n in range(5)]
+ITEMS = [
+    Sample(Problem(({"role": "user", "content": "2+2?"},), "4", "", "s", extra={"n": n}), f"response {n}")
+    for n in range(5)
+]
 Answer = Callable[[dict[str, Any]], tuple[int, object]]
 
 
@@ -47,7 +51,7 @@ class Service:
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def grade(self, **options: Any) -> list[Verdict]:
-        return grade_submissions(ITEMS, self.url, options)
+        return grade_samples(ITEMS, self.url, options)
 
 
 @pytest.fixture
@@ -114,7 +118,7 @@ def test_a_service_that_does_not_answer_is_given_up_after_its_seconds(service: S
 def test_no_server_at_all_is_a_failure_of_the_grader(service: Service) -> None:
     service.server.shutdown()
     service.server.server_close()
-    verdict = grade_submissions(ITEMS[:1], service.url, {"retries": 1})[0]
+    verdict = grade_samples(ITEMS[:1], service.url, {"retries": 1})[0]
     assert verdict.kind == "crashed" and "gave no verdicts" in verdict.error
 
 
@@ -174,7 +178,7 @@ def test_no_verdict_has_the_key(service: Service, monkeypatch: pytest.MonkeyPatc
 def test_a_key_that_no_header_can_hold_is_refused_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sesame-\u00e4")
     with pytest.raises(ValueError, match="JUDGE_KEY contains a character that no HTTP header can hold") as error:
-        grade_submissions(ITEMS, "http://localhost/grade", {"key_variable": "JUDGE_KEY"})
+        grade_samples(ITEMS, "http://localhost/grade", {"key_variable": "JUDGE_KEY"})
     assert "sesame" not in str(error.value)
 
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from helpers.gpu import host_sync_allowed, no_host_sync
 from helpers.record.made_records import VOCABULARY
-from trimtab.objectives import Plan, TokenBatch, objective, segment_ids
-from trimtab.record import RecordedResponse, StepData, UpdateRecord, join_ranks, update_record
-from trimtab.record.inputs import to_host
-from trimtab.record.step_tables import step_data
+from trimtab.data import Problem, Response, Sample
+from trimtab.grading import Verdict
+from trimtab.objectives import Plan, TokenBatch, objective
+from trimtab.record import StepData, UpdateRecord, join_ranks, update_record
+from trimtab.record.recorder import step_data, to_host
 
 RESPONSES = 8
 
@@ -67,20 +68,21 @@ def made_update(length: int = 5, method: str = "stapo", device: str = "cpu") -> 
     return MadeUpdate(batch, objective(method).plan(batch), batch.old_logp - 0.01, batch.old_logp < -0.9)
 
 
-def responses_of(update: MadeUpdate) -> list[RecordedResponse]:
+def samples_of(update: MadeUpdate) -> list[Sample]:
     assert update.batch.token is not None
     ids = update.batch.token.reshape(RESPONSES, -1).tolist()
+    problem, verdict = Problem((), "2", "", "made"), Verdict("wrong", "3")
     return [
-        RecordedResponse([1, 3, 1], tokens, n // 4, n % 4, 0.5, "wrong", True, "3", "2", "made")
+        Sample(problem, "", [1, 3, 1], Response(tokens, [], True, n % 4), n // 4, verdict=verdict, reward=0.5)
         for n, tokens in enumerate(ids)
     ]
 
 
 def tables(step: int, updates: Sequence[MadeUpdate]) -> StepData:
     """The tables of a step of these updates, all responses selected."""
-    responses = [response for update in updates for response in responses_of(update)]
+    samples = [sample for update in updates for sample in samples_of(update)]
     records = [update.record(n, n * RESPONSES) for n, update in enumerate(updates)]
-    return step_data(step, responses, records, [True] * len(responses), VOCABULARY, segment_ids)
+    return step_data(step, samples, records, [True] * len(samples), VOCABULARY)
 
 
 def expected_columns(update: MadeUpdate) -> dict[str, Tensor | None]:

@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers.record.made_records import VOCABULARY, made_run, made_step, record
-from trimtab.record import Observation, RecordedCall, RecordedObservation, RecordError, arguments_text, open_run
+from trimtab.agents import Call
+from trimtab.data import Response
+from trimtab.record import RecordedCall, RecordedObservation, RecordError, open_run
 from trimtab.record.conversation import (
     MAX_ENTRIES,
     MAX_TEXT,
@@ -23,8 +26,8 @@ from trimtab.record.conversation import (
 )
 
 
-def call(**changes: Any) -> RecordedCall:
-    return replace(RecordedCall(0, "python", '{"code": "1+1"}', "ok", 0.5), **changes)
+def call(**changes: Any) -> Call:
+    return replace(Call("python", {"code": "1+1"}, "ok", 0.5, "2"), **changes)
 
 
 def observed(text: str) -> list[RecordedObservation]:
@@ -36,11 +39,15 @@ def called(text: str) -> list[RecordedCall]:
 
 
 def test_turns_are_read_as_they_were_written() -> None:
-    given = [Observation(2, [1, 3, 2, 0]), Observation(5, [])]
+    tokens = [1, 1, 1, 3, 2, 0, 1, 1, 1, 2]
+    given = Response(tokens, [], True, observed=((2, 6), (9, 10)))
     found = observed(observations_json(given, VOCABULARY))
-    assert found == [RecordedObservation(2, 4, "1 and 2<end>"), RecordedObservation(5, 0, "")]
+    assert found == [RecordedObservation(2, 4, "1 and 2<end>"), RecordedObservation(5, 1, "2")]
     calls = [call(), call(turn=1, outcome="timeout", seconds=10.0)]
-    assert called(calls_json(calls)) == calls
+    assert called(calls_json(calls)) == [
+        RecordedCall(0, "python", '{"code": "1+1"}', "ok", 0.5),
+        RecordedCall(1, "python", '{"code": "1+1"}', "timeout", 10.0),
+    ]
 
 
 def test_a_record_has_them_and_one_without_tools_or_of_an_older_version_has_none(tmp_path: Path) -> None:
@@ -54,12 +61,13 @@ def test_a_record_has_them_and_one_without_tools_or_of_an_older_version_has_none
 
 
 def test_a_flood_is_cut_in_the_middle_and_says_how_much_is_missing() -> None:
-    flood = [Observation(n, [1] * 100_000) for n in range(1_000)]
+    spans = tuple((n * 100_001 + 1, (n + 1) * 100_001) for n in range(100))
+    flood = Response(np.ones(100 * 100_001, dtype=np.int64), [], True, observed=spans)
     text = observations_json(flood, VOCABULARY)
     found = observed(text)
     assert len(found) == MAX_ENTRIES and len(text) < 2 * MAX_TEXTS
     assert "characters not recorded" in found[0].text and found[0].tokens == 100_000
-    calls = calls_json([call(arguments="x" * 10**6, tool="y" * 10**6)] * 1_000)
+    calls = calls_json([call(arguments={"x": "x" * 10**6}, tool="y" * 10**6)] * 1_000)
     assert len(calls) < 2 * MAX_TEXTS and len(called(calls)) == MAX_ENTRIES
     assert cut("a" * 10 + "b" * 10, 6) == "aaa[... 14 characters not recorded ...]bbb"
     assert cut("a" * MAX_TEXT, MAX_TEXT) == "a" * MAX_TEXT
@@ -67,7 +75,7 @@ def test_a_flood_is_cut_in_the_middle_and_says_how_much_is_missing() -> None:
 
 def test_what_a_model_may_write_as_arguments_can_be_stored() -> None:
     arguments = json.loads('{"half": "\\ud800", "number": NaN, "deep": [[[]]], "zero": "\\u0000"}')
-    (found,) = called(calls_json([call(arguments=arguments_text(arguments))]))
+    (found,) = called(calls_json([call(arguments=arguments)]))
     assert found.arguments.encode() and '"half": "?"' in found.arguments
 
 

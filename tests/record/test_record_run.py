@@ -15,7 +15,7 @@ from helpers.train.short_runs import RunProcess, contents, recipe, trained
 from trimtab.record import Records, open_run
 from trimtab.record import writer as writer_module
 from trimtab.record.layout import RECORDS_FOLDER
-from trimtab.record.step_tables import encodable
+from trimtab.record.recorder import encodable
 from trimtab.trainer.model import Policy
 from trimtab.trainer.train import checkpoints, tokenizer_vocabulary
 from trimtab.trainer.train import run as run_module

@@ -33,7 +33,7 @@ def prompts(policy: Policy, texts: Sequence[str] = PROMPTS) -> list[PromptTokens
 
 
 def tokens(groups: list[list[Response]]) -> list[list[list[int]]]:
-    return [[response.tokens for response in group] for group in groups]
+    return [[response.tokens.tolist() for response in group] for group in groups]
 
 
 def test_all_samples_of_a_prompt_come_back_in_order(policy: Policy, sampler: NativeSampler) -> None:
@@ -81,7 +81,7 @@ def test_log_probabilities_are_the_trainers_to_rounding(
 
 def test_greedy_takes_the_most_probable_token(policy: Policy, sampler: NativeSampler) -> None:
     (group,) = sampler.sample(prompts(policy, ["12+34="]), 0, replace(OPTIONS, samples=2, temperature=0.0))
-    assert group[0].tokens == group[1].tokens
+    assert group[0].tokens.tolist() == group[1].tokens.tolist()
     ids = prompts(policy, ["12+34="])[0].ids
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([ids])).logits[0, -1]

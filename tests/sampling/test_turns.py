@@ -62,7 +62,7 @@ def test_log_probs_are_those_of_the_training_forward(
     sampled = torch.tensor([logp for _, response in pairs for logp in response.logp])
     torch.testing.assert_close(measured, sampled, rtol=0, atol=5e-5)
     tokens = [token for transcript in transcripts for token in transcript.sampled_tokens.tolist()]
-    assert tokens == [token for _, response in pairs for token in response.sampled_tokens]
+    assert tokens == [token for _, response in pairs for token in response.sampled_tokens.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_another_reply_changes_only_what_comes_after_it(
     pairs = [
         (a, b) for ours, theirs in zip(reference[1], others, strict=True) for a, b in zip(ours, theirs, strict=True)
     ]
-    assert all(a.messages[0] == b.messages[0] for a, b in pairs)
-    assert any(a.tokens != b.tokens for a, b in pairs)
+    assert all(a.messages[0].tolist() == b.messages[0].tolist() for a, b in pairs)
+    assert any(a.tokens.tolist() != b.tokens.tolist() for a, b in pairs)
 
 
 def test_without_a_reply_conversations_are_single_responses(llama: Any) -> None:

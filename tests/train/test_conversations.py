@@ -16,7 +16,7 @@ import torch
 from helpers.sampling.turns import RandomTurns
 from helpers.train.scripted import scripted_trainer, small_config
 from helpers.train.short_runs import trained
-from trimtab.data import Problem, Response, user
+from trimtab.data import Problem, Response, Sample, user
 from trimtab.grading import Verdict
 from trimtab.insight.replay import replay
 from trimtab.objectives import Moments, segment_ids
@@ -24,8 +24,7 @@ from trimtab.record import open_run
 from trimtab.trainer.model import Policy, Transcript, load_policy, score, tool_tokens
 from trimtab.trainer.sampling import NativeSampler
 from trimtab.trainer.train import scoring
-from trimtab.trainer.train.responses import GradedResponse
-from trimtab.trainer.train.scoring import score_responses
+from trimtab.trainer.train.scoring import score_responses, transcripts_of
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def policy() -> Policy:
     return load_policy("demo", device="cpu", seed=0)
 
 
-def conversation(policy: Policy, messages: Sequence[str], replies: Sequence[list[int]], number: int) -> GradedResponse:
+def conversation(policy: Policy, messages: Sequence[str], replies: Sequence[list[int]], number: int) -> Sample:
     """A response with these messages and, between them, these replies."""
     tokens: list[int] = []
     observed = []
@@ -47,10 +46,10 @@ def conversation(policy: Policy, messages: Sequence[str], replies: Sequence[list
     response = Response(tokens, [-rng.random() for _ in range(sampled)], True, number % 4, tuple(observed))
     problem = Problem(user("1+1="), "2", "exact", "sums")
     prompt = policy.tokenizer.encode("1+1=")
-    return GradedResponse(problem, prompt, response, "", Verdict("wrong"), float(number % 2), number // 4)
+    return Sample(problem, "", prompt, response, number // 4, verdict=Verdict("wrong"), reward=float(number % 2))
 
 
-def conversations(policy: Policy, seed: int, most: int) -> list[GradedResponse]:
+def conversations(policy: Policy, seed: int, most: int) -> list[Sample]:
     """Eight conversations whose messages are the same for every seed, and their replies not."""
     rng, other = random.Random(1), random.Random(seed)
     made = []
@@ -71,7 +70,8 @@ def test_other_replies_leave_the_plan_as_it_is(policy: Policy, name: str, monkey
 
     monkeypatch.setattr(scoring, "score", same_scores)
     trainer = scripted_trainer(policy, None, small_config(objective={"name": name}))  # type: ignore[arg-type]
-    batches = [score_responses(trainer, conversations(policy, *other)) for other in ((1, 5), (2, 5), (3, 40))]
+    made = [conversations(policy, *other) for other in ((1, 5), (2, 5), (3, 40))]
+    batches = [score_responses(trainer, responses, transcripts_of(responses)) for responses in made]
     plans = [trainer.objective.plan(batch) for batch in batches]
     for batch, plan in zip(batches[1:], plans[1:], strict=True):
         assert batch.tokens == batches[0].tokens
@@ -85,29 +85,30 @@ def test_other_replies_leave_the_plan_as_it_is(policy: Policy, name: str, monkey
 def test_a_batch_holds_the_sampled_tokens_with_the_log_probs_of_the_whole_conversation(policy: Policy) -> None:
     responses = conversations(policy, 1, 9)
     trainer = scripted_trainer(policy, None, small_config(objective={"name": "sspo"}))  # type: ignore[arg-type]
-    batch = score_responses(trainer, responses)
+    transcripts = transcripts_of(responses)
+    batch = score_responses(trainer, responses, transcripts)
     assert batch.token is not None and batch.sampler_logp is not None and batch.segment is not None
     assert batch.token.tolist() == [token for each in responses for token in each.response.sampled_tokens]
     assert batch.sampler_logp.tolist() == pytest.approx([logp for each in responses for logp in each.response.logp])
     for number, each in enumerate(responses):
-        ids = torch.from_numpy(each.transcript.ids)
+        ids = torch.from_numpy(transcripts[number].ids)
         with torch.no_grad():
             logp = policy.model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
         logp = logp.gather(1, ids[1:, None]).squeeze(1)[len(each.prompt) - 1 :]
         mine = batch.sequence == number
-        expected = logp[torch.from_numpy(each.transcript.sampled)]
+        expected = logp[torch.from_numpy(transcripts[number].sampled)]
         torch.testing.assert_close(batch.old_logp[mine], expected, rtol=0, atol=1e-5)
         # Every message has segments of its own, numbered on.
         segments = iter(batch.segment[mine].split([len(message) for message in each.response.messages]))
         first = 0
         for message in each.response.messages:
-            own = segment_ids(message, policy.tokenizer)
+            own = segment_ids(message.tolist(), policy.tokenizer)
             assert next(segments).tolist() == (own + first).tolist()
             first += int(own.max()) + 1
 
 
 def test_padded_and_single_scores_of_conversations_agree(policy: Policy) -> None:
-    transcripts = [each.transcript for each in conversations(policy, 4, 30)]
+    transcripts = transcripts_of(conversations(policy, 4, 30))
     together = score(policy, transcripts, 1.0, 10_000, 64).logp
     alone = torch.cat([score(policy, [transcript], 1.0, 10_000, 64).logp for transcript in transcripts])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
@@ -135,7 +136,7 @@ def test_a_run_on_conversations_is_recorded_and_replayed(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(NativeSampler, "sample", converse)
     trained(tmp_path / "run", {"run.steps": "2", "run.eval_every": "0", "objective.name": "sspo"})
-    by_tokens = {tuple(response.sampled_tokens): response for response in sampled}
+    by_tokens = {tuple(response.sampled_tokens.tolist()): response for response in sampled}
     assert any(response.observed for response in sampled)
     marked = 0
     for step in open_run(tmp_path / "run"):
@@ -145,7 +146,7 @@ def test_a_run_on_conversations_is_recorded_and_replayed(tmp_path: Path, monkeyp
             text = step.records.vocabulary.decode
             messages = [0, *np.cumsum([len(message) for message in response.messages]).tolist()]
             assert [(each.after, each.tokens, each.text) for each in step.observations(n)] == [
-                (after, last - first, text(response.tokens[first:last]))
+                (after, last - first, text(response.tokens[first:last].tolist()))
                 for after, (first, last) in zip(messages[1:], response.observed, strict=False)
             ]
             lengths = [last - first for first, last in response.observed]

@@ -22,7 +22,7 @@ TRIM = {"objective": '"dapo + trim(floor=9)"', "run.steps": "4", "run.eval_every
 
 def entropy_now(trainer: Trainer, experience: Experience) -> float:
     """The mean entropy of a step's tokens under the policy as it is."""
-    transcripts = [response.transcript for response in experience.rollouts.responses]
+    transcripts = experience.transcripts
     config = trainer.config
     scores = score(trainer.policy, transcripts, config.rollout.temperature, 10**6, config.update.head_chunk)
     return float(scores.entropy.mean())

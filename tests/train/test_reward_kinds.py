@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from helpers.train.scripted import FixedTexts, scripted_trainer
-from trimtab.data import FixedTask, Problem, Response
+from trimtab.data import FixedTask, Problem, Response, Sample
 from trimtab.data.problems import user
 from trimtab.grading import VERDICT_KINDS, Verdict, VerdictKind
 from trimtab.trainer.config import Config, RewardConfig, load, parse
 from trimtab.trainer.model import Policy, load_policy
 from trimtab.trainer.train.metrics import METRICS, step_metrics
-from trimtab.trainer.train.responses import GradedResponse, reward_of
+from trimtab.trainer.train.responses import reward_of
 from trimtab.trainer.train.rollouts import (
     collect_rollouts,
     has_reward_spread,
@@ -38,11 +38,19 @@ def reward(kind: VerdictKind, **options: Any) -> float | None:
     return reward_of(Verdict(kind), RESPONSE, RewardConfig(**options), limit=10)
 
 
-def graded(kind: VerdictKind, group: int = 0, **options: Any) -> GradedResponse:
+def graded(kind: VerdictKind, group: int = 0, **options: Any) -> Sample:
     value = reward(kind, **options)
     problem = Problem(user("1+1="), "2", "exact", "sums")
-    return GradedResponse(
-        problem, [5], RESPONSE, "2", Verdict(kind), value or 0.0, group, value is None, failed=kind == "crashed"
+    return Sample(
+        problem,
+        "2",
+        [5],
+        RESPONSE,
+        group,
+        verdict=Verdict(kind),
+        failed=kind == "crashed",
+        reward=value or 0.0,
+        excluded=value is None,
     )
 
 

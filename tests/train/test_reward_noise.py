@@ -11,13 +11,13 @@ import pytest
 
 from helpers.train.scripted import FixedTexts, MixedGroups, scripted_trainer
 from helpers.train.short_runs import contents, differences, recipe, trained
-from trimtab.data import FixedTask, Problem, SamplingOptions
+from trimtab.data import FixedTask, Problem, Sample, SamplingOptions
 from trimtab.data.problems import user
 from trimtab.record import open_run
 from trimtab.trainer.config import Config, load, parse
 from trimtab.trainer.model import Policy, load_policy
 from trimtab.trainer.train.metrics import METRICS, step_metrics
-from trimtab.trainer.train.responses import GradedResponse, choose_flips
+from trimtab.trainer.train.responses import choose_flips
 from trimtab.trainer.train.rollouts import collect_rollouts, evaluate, sample_groups
 from trimtab.trainer.train.scoring import score_rollouts
 from trimtab.trainer.train.trainer import RunProgress, build_trainer
@@ -38,7 +38,7 @@ def config(noise: float, **sections: dict[str, Any]) -> Config:
     return parse({key: base.get(key, {}) | sections.get(key, {}) for key in {**base, **sections}})
 
 
-def graded(policy: Policy, made: Config, texts: Sequence[str] = ("46", "45", "=", "46")) -> list[GradedResponse]:
+def graded(policy: Policy, made: Config, texts: Sequence[str] = ("46", "45", "=", "46")) -> list[Sample]:
     """The responses of a step whose prompts all get these texts."""
     task = FixedTask("sums", (Problem(user("12+34="), "46", "number", "sums"),))
     trainer = scripted_trainer(policy, FixedTexts(policy, texts), made, task)

@@ -78,7 +78,7 @@ def test_minibatches_hold_whole_groups_sorted_by_length(policy: Policy) -> None:
     responses, sizes = split_into_minibatches(groups, 2)
     assert sizes == [4, 4]
     for minibatch in (responses[:4], responses[4:]):
-        lengths = [len(response.transcript) for response in minibatch]
+        lengths = [len(response) for response in minibatch]
         assert lengths == sorted(lengths)
     assert {response.group for response in responses[:4]} == {0, 1}
 

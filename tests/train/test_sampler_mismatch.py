@@ -29,7 +29,7 @@ def test_without_either_key_sampler_and_trainer_agree() -> None:
 
 def test_responses_are_sampled_at_one_temperature_and_scored_at_another() -> None:
     trainer, experience = collected(rollout__sampler_temperature="0.5")
-    transcripts = [response.transcript for response in experience.rollouts.responses]
+    transcripts = experience.transcripts
     at_half, at_one = (score(trainer.policy, transcripts, temperature, 64, 64).logp for temperature in (0.5, 1.0))
     assert experience.batch.sampler_logp is not None
     assert torch.allclose(experience.batch.sampler_logp, at_half, atol=1e-5)

@@ -45,7 +45,7 @@ def test_a_batch_holds_the_numbers_of_its_responses_in_order(policy: Policy) -> 
     trainer = scripted_trainer(policy, MixedGroups(policy, 2), small_config(objective={"name": "sspo"}))
     experience = collected(trainer)
     batch, responses = experience.batch, experience.rollouts.responses
-    tokens = [response.response.tokens for response in responses]
+    tokens = [response.response.tokens.tolist() for response in responses]
     assert batch.token is not None and batch.token.tolist() == [token for each in tokens for token in each]
     assert batch.sequence.tolist() == [n for n, each in enumerate(tokens) for _ in each]
     assert batch.segment is not None
@@ -64,7 +64,8 @@ def test_the_minibatches_make_up_the_batch(policy: Policy) -> None:
     assert [(minibatch.number, minibatch.first) for minibatch in minibatches] == [(0, 0), (1, 4)]
     assert torch.equal(torch.cat([m.batch.old_logp for m in minibatches]), experience.batch.old_logp)
     transcripts = [transcript for minibatch in minibatches for transcript in minibatch.transcripts]
-    assert transcripts == [response.transcript for response in experience.rollouts.responses]
+    responses = [(response.prompt, response.response.tokens) for response in experience.rollouts.responses]
+    assert [t.ids.tolist() for t in transcripts] == [[*prompt, *tokens.tolist()] for prompt, tokens in responses]
 
 
 @pytest.mark.parametrize("change", [-1, 1])

@@ -12,9 +12,9 @@ import pytest
 from helpers.train.scripted import FixedTexts, scripted_trainer
 from helpers.train.short_runs import trained
 from trimtab.cli.display import PlainReporter
-from trimtab.data import FixedTask, Problem
+from trimtab.data import FixedTask, Problem, Response, Sample
 from trimtab.data.problems import user
-from trimtab.grading import Submission, grade_submissions
+from trimtab.grading import grade_samples
 from trimtab.record import open_run
 from trimtab.trainer.config import Config, parse
 from trimtab.trainer.model import Policy, load_policy
@@ -25,6 +25,7 @@ from trimtab.trainer.train.trainer import RunProgress
 
 RULES = "python:helpers.grading.graded_rules"
 HERE = f"{RULES}:returns"
+NO_PROBLEM = Problem((), "", "", "")
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +166,15 @@ def test_each_reward_is_recorded_and_printed(tmp_path: Path) -> None:
     [("<a>x</a>", 1.0), ("x</a><a>", 0.0), ("<a><a></a>", 0.0), ("<a>", 0.0), ("", 0.0)],
 )
 def test_format_wants_every_text_once_and_in_order(response: str, score: float) -> None:
-    (verdict,) = grade_submissions([Submission(response, "")], "format", {"texts": ["<a>", "</a>"]})
+    (verdict,) = grade_samples([Sample(NO_PROBLEM, response)], "format", {"texts": ["<a>", "</a>"]})
     assert verdict.value == score
 
 
 @pytest.mark.parametrize(("tokens", "score"), [(0, 1.0), (4, 1.0), (6, 0.5), (8, 0.0), (99, 0.0)])
 def test_length_falls_from_free_to_limit(tokens: int, score: float) -> None:
-    (verdict,) = grade_submissions([Submission("x", "", tokens=tokens)], "length", {"free": 4, "limit": 8})
+    (verdict,) = grade_samples(
+        [Sample(NO_PROBLEM, "x", response=Response([5] * tokens, [], True))], "length", {"free": 4, "limit": 8}
+    )
     assert verdict.value == score
 
 
@@ -180,7 +183,7 @@ def test_length_falls_from_free_to_limit(tokens: int, score: float) -> None:
     [("abc 123 +", ["latin"], 1.0), ("абвx", ["cyrillic"], 0.75), ("數字かな", ["cjk"], 0.5), ("12", ["thai"], 1.0)],
 )
 def test_language_is_the_share_of_letters_of_a_script(response: str, scripts: list[str], score: float) -> None:
-    (verdict,) = grade_submissions([Submission(response, "")], "language", {"scripts": scripts})
+    (verdict,) = grade_samples([Sample(NO_PROBLEM, response)], "language", {"scripts": scripts})
     assert verdict.value == score
 
 

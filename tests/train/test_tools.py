@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from helpers.train.scripted_turns import trainer_with_tools
-from trimtab.data import FixedTask, Problem
+from trimtab.data import FixedTask, Problem, Sample
 from trimtab.data.problems import user
+from trimtab.record.conversation import read_calls, read_observations
+from trimtab.record.recorder import response_columns
 from trimtab.trainer.config import parse
 from trimtab.trainer.model import Policy, load_policy
 from trimtab.trainer.train.loop import train_step
 from trimtab.trainer.train.metrics import METRICS, StepResult
-from trimtab.trainer.train.recording import recorded_response
-from trimtab.trainer.train.responses import GradedResponse
+from trimtab.trainer.train.recording import tokenizer_vocabulary
 from trimtab.trainer.train.rollouts import collect_rollouts, evaluate
 from trimtab.trainer.train.trainer import RunProgress, Trainer
 
@@ -47,7 +48,7 @@ def build(policy: Policy) -> Iterator[Any]:
         trainer.close()
 
 
-def responses(trainer: Trainer) -> list[GradedResponse]:
+def responses(trainer: Trainer) -> list[Sample]:
     rollouts = collect_rollouts(trainer, RunProgress())
     return sorted([*rollouts.responses, *rollouts.excluded], key=lambda each: each.response.sample)
 
@@ -74,15 +75,21 @@ def test_the_last_message_is_graded_and_calls_are_counted(build: Any) -> None:
 
 
 def test_a_record_has_the_turns_of_a_conversation(build: Any) -> None:
-    graded = responses(build([["calculator(6*7)", "calculator(6*7"], ["42"]]))
-    called, plain = map(recorded_response, graded)
-    assert [(call.turn, call.tool, call.outcome) for call in called.calls] == [(0, "calculator", "ok")]
-    assert json.loads(called.calls[0].arguments) == {"expression": "6*7"} and called.calls[0].seconds >= 0
-    (observed,) = called.observations
+    trainer = build([["calculator(6*7)", "calculator(6*7"], ["42"]])
+    graded = responses(trainer)
+    tokenizer = trainer.policy.tokenizer
+    vocabulary = tokenizer_vocabulary(tokenizer, len(tokenizer))
+    table = response_columns(1, [(0, sample) for sample in graded], vocabulary)
+    (call,) = read_calls(table, 0)
+    assert (call.turn, call.tool, call.outcome) == (0, "calculator", "ok")
+    assert json.loads(call.arguments) == {"expression": "6*7"} and call.seconds >= 0
+    (observed,) = read_observations(table, 0)
     assert observed.after == len("calculator(6*7)") + 1  # and the end token
-    assert list(observed.tokens) == graded[0].response.tokens[slice(*graded[0].response.observed[0])]
-    assert called.ended == graded[0].conversation.ended  # type: ignore[union-attr]
-    assert (plain.calls, plain.observations, plain.ended) == ([], [], "answer")
+    start, end = graded[0].response.observed[0]
+    assert observed.tokens == end - start
+    assert observed.text == vocabulary.decode(graded[0].response.tokens[start:end].tolist())
+    assert table["ended"] == [graded[0].conversation.ended, "answer"]  # type: ignore[union-attr]
+    assert (table["calls"][1], table["observations"][1]) == ("", "")
 
 
 def test_only_sampled_tokens_are_trained_on(build: Any) -> None:

@@ -65,7 +65,7 @@ def test_conversations_hold_what_was_sampled_and_replied(engine: Engine) -> None
     groups = sample(engine, turns)
     turns.check(groups, ENDS, OPTIONS.max_new_tokens)
     responses = [response for group in groups for response in group]
-    assert all(r.logp == [-token / 10 for token in r.sampled_tokens] for r in responses)
+    assert all(r.logp.tolist() == pytest.approx((-r.sampled_tokens / 10).tolist()) for r in responses)
     assert max(len(response.observed) for response in responses) > 2
     assert {response.finished for response in responses} == {True, False}
 

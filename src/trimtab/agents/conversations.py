@@ -181,7 +181,7 @@ class Conversations:
         for dialogues, group in zip(self._dialogues, groups, strict=True):
             for dialogue, response in zip(dialogues, group, strict=True):
                 if dialogue.conversation.ended is None:
-                    cut = response.tokens[response.observed[-1][1] if response.observed else 0 :]
+                    cut = response.tokens[response.observed[-1][1] if response.observed else 0 :].tolist()
                     if cut and not response.finished:  # an ended one was submitted
                         text, _ = self.template.read(cut, ended=False)
                         dialogue.conversation.messages.append(Message("assistant", text))

@@ -10,8 +10,8 @@ from typing import Any
 
 import tomli_w
 
-from trimtab.data import BOX_RULES, PROMPT_SUFFIX, Task, read_rows
-from trimtab.grading import Submission, grade_submissions
+from trimtab.data import BOX_RULES, PROMPT_SUFFIX, Problem, Task, read_rows
+from trimtab.grading import grade_many
 from trimtab.text import PrintLine, command, one_line, printable, shorten, shown
 from trimtab.trainer.config import parse
 from trimtab.trainer.memory import DeviceMemory, NoEstimateError, fits, visible_gpu
@@ -107,7 +107,7 @@ def propose_rule(answers: Sequence[str]) -> tuple[str, str]:
     mathematical = sum(bool(re.search(r"[\d\\=^]", answer)) for answer in answers)
     rule = "math" if 2 * mathematical >= len(answers) else "boxed"
     kind = "numbers or expressions" if rule == "math" else "texts"
-    verdicts = grade_submissions([Submission(f"\\boxed{{{answer}}}", answer, {}) for answer in answers], rule)
+    verdicts = grade_many((f"\\boxed{{{answer}}}", Problem((), answer, rule, "")) for answer in answers)
     right = sum(verdict.kind == "correct" for verdict in verdicts)
     return rule, f"answers are {kind}, and of {len(answers)} in a box it takes {right} as right"
 

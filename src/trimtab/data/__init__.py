@@ -39,6 +39,7 @@ from trimtab.data.problems import (
 )
 from trimtab.data.registry import TASKS, build_task, has_held_out_problems, task_options
 from trimtab.data.repeats import Repeats, find_repeats
+from trimtab.data.sample import Group, Sample
 from trimtab.data.sampler import PromptTokens, Reply, Response, Sampler, SamplingOptions, Turns, check_prompts
 from trimtab.own_parts import Option
 
@@ -46,10 +47,10 @@ TaskOption = Option  # of a task, in files of users
 
 __all__ = [
     "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "HELD_OUT", "PROMPT_SUFFIX", "TASKS", "Arithmetic",
-    "BenchmarkProblem", "Countdown", "FixedTask", "GymTask", "Message", "Option", "Problem", "PromptTokens", "Repeats",
-    "Reply", "Response", "Sampler", "SamplingOptions", "Split", "Task", "TaskOption", "Turns", "build_task",
-    "check_columns", "check_paths", "check_prompts", "derive_seed", "find_benchmark", "find_repeats", "gsm8k",
-    "gym_dataset", "has_held_out_problems", "is_hub_data", "load_benchmark", "optional_module", "problem_index",
-    "prompts_per_epoch", "read_file", "read_rows", "source_paths", "stream_index", "task_options", "user",
-    "worked_solution", "worked_solutions",
+    "BenchmarkProblem", "Countdown", "FixedTask", "Group", "GymTask", "Message", "Option", "Problem",
+    "PromptTokens", "Repeats", "Reply", "Response", "Sample", "Sampler", "SamplingOptions", "Split", "Task",
+    "TaskOption", "Turns", "build_task", "check_columns", "check_paths", "check_prompts", "derive_seed",
+    "find_benchmark", "find_repeats", "gsm8k", "gym_dataset", "has_held_out_problems", "is_hub_data",
+    "load_benchmark", "optional_module", "problem_index", "prompts_per_epoch", "read_file", "read_rows",
+    "source_paths", "stream_index", "task_options", "user", "worked_solution", "worked_solutions",
 ]  # fmt: skip

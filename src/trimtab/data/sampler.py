@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -61,28 +61,59 @@ def check_prompts(prompts: Sequence[PromptTokens], vocab_size: int) -> None:
                 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Response:
     """A sampled response: its tokens, their log-probabilities under the sampler, and its index within its group.
 
-    `finished` is True where it ended with an end token, False where it was cut at `max_new_tokens`. The response of a
-    conversation has all of its messages and the replies between them; `observed` are the [start, end) ranges of
-    `tokens` that the policy did not sample, and `logp` has the sampled tokens alone. `moments`, (4, tokens), are those
-    of every token's distribution before top-k and top-p, in the order of `objectives.Moments`, where a sampler was
-    asked for them.
+    Give `tokens` and `logp` as lists or arrays; they become arrays of int64 and float32. `finished` is True if it ended
+    with an end token, False if it was cut at `max_new_tokens`. The response of a conversation has all of its messages
+    and the replies between them: `observed` are the [start, end) ranges of `tokens` that the policy did not sample, and
+    `logp` has sampled tokens only. `moments`, (4, sampled tokens), are those of every token's distribution before top-k
+    and top-p, in the order of `objectives.Moments`, if a sampler was asked for them.
+
+    Example: `Response(tokens=[12, 7, 2], logp=[-0.1, -1.2, -0.3], finished=True)`.
     """
 
-    tokens: list[int]
-    logp: list[float]
+    tokens: np.ndarray  # (tokens,)
+    logp: np.ndarray  # (sampled tokens,)
     finished: bool
     sample: int = 0
     observed: tuple[tuple[int, int], ...] = ()
-    moments: np.ndarray | None = field(default=None, compare=False)
+    moments: np.ndarray | None = None
+
+    def __init__(
+        self,
+        tokens: Sequence[int] | np.ndarray,
+        logp: Sequence[float] | np.ndarray,
+        finished: bool,
+        sample: int = 0,
+        observed: tuple[tuple[int, int], ...] = (),
+        moments: np.ndarray | None = None,
+    ) -> None:
+        import numpy as np  # here: what only parses a recipe imports this module too
+
+        ids = np.asarray(tokens)
+        # Anything but whole numbers is left as it is for `OwnSampler` to refuse.
+        ids = ids.astype(np.int64, copy=False) if ids.dtype.kind in "iu" or not ids.size else ids
+        values = {"tokens": ids, "logp": np.asarray(logp, dtype=np.float32), "finished": finished}
+        values |= {"sample": sample, "observed": observed, "moments": moments}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Response):
+            return NotImplemented
+        one, two = ((r.tokens.tolist(), r.logp.tolist(), r.finished, r.sample, r.observed) for r in (self, other))
+        return one == two
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
-    def sampled_tokens(self) -> list[int]:
+    def sampled_tokens(self) -> np.ndarray:
         """The tokens that the policy sampled, in order."""
-        return [token for message in self.messages for token in message] if self.observed else self.tokens
+        import numpy as np
+
+        return np.concatenate(self.messages) if self.observed else self.tokens
 
     @property
     def num_sampled(self) -> int:
@@ -90,9 +121,10 @@ class Response:
         return len(self.tokens) - sum(end - start for start, end in self.observed)
 
     @property
-    def messages(self) -> list[list[int]]:
+    def messages(self) -> list[np.ndarray]:
         """The tokens that were sampled between two replies, message by message."""
-        starts, ends = [0, *(end for _, end in self.observed)], [*(start for start, _ in self.observed), None]
+        starts = [0, *(end for _, end in self.observed)]
+        ends = [*(start for start, _ in self.observed), len(self.tokens)]
         return [self.tokens[start:end] for start, end in zip(starts, ends, strict=True)]
 
 

@@ -7,7 +7,6 @@ import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from torch import Tensor
 
 from trimtab import __version__
 from trimtab.files import write_atomically
-from trimtab.grading import CORRECT_SCORE
+from trimtab.grading import CORRECT_SCORE, Verdict
 from trimtab.objectives import Comm, Objective, gather_rows, merge_metrics, segment_ids
-from trimtab.record import MANIFEST, RECORDS_FOLDER, Manifest, Observation, Recorder, Vocabulary
+from trimtab.record import MANIFEST, RECORDS_FOLDER, Manifest, Recorder, Vocabulary
 from trimtab.trainer.train import RunFolder, versions
 
 STATE_FILE = "trimtab.json"  # beside the engine's own files in a checkpoint
@@ -37,7 +36,7 @@ def start_recorder(
     def warn(text: str) -> None:
         warnings.warn(text, stacklevel=2)
 
-    recorder = Recorder(folder / RECORDS_FOLDER, manifest, vocabulary, warn, find_segments=segment_ids, device=device)
+    recorder = Recorder(folder / RECORDS_FOLDER, manifest, vocabulary, warn, device=device)
     recorder.start(step)
     return recorder
 
@@ -75,21 +74,16 @@ def tool_tokens(position: Tensor, sequence: Tensor) -> Tensor:
     return between.masked_fill(starts_response, 0).to(torch.int32)
 
 
-def observations(tokens: Sequence[int], sampled: Sequence[bool]) -> list[Observation]:
-    """Return the stretches of a response's tokens that were not sampled."""
-    found, before, pairs = list[Observation](), 0, zip(tokens, sampled, strict=True)
-    for was_sampled, stretch in groupby(pairs, key=lambda pair: bool(pair[1])):
-        ids = [token for token, _ in stretch]
-        if was_sampled:
-            before += len(ids)
-        else:
-            found.append(Observation(before, ids))
-    return found
+def observed_spans(sampled: Tensor) -> tuple[tuple[int, int], ...]:
+    """Return the [start, end) ranges of a response's tokens that were not sampled, from its mask (tokens,)."""
+    outside = torch.nn.functional.pad(~sampled.cpu().bool(), (1, 1)).to(torch.int8)
+    edges = outside.diff().nonzero().squeeze(1).tolist()
+    return tuple(zip(edges[::2], edges[1::2], strict=True))
 
 
-def verdict_of_score(score: float) -> str:
+def verdict_of_score(score: float) -> Verdict:
     """Return the verdict that a reward stands for, as trimtab's own trainer judges rules that return numbers."""
-    return "correct" if score >= CORRECT_SCORE else "wrong"
+    return Verdict("correct" if score >= CORRECT_SCORE else "wrong")
 
 
 def save_state(folder: Path, objective: Objective, **numbers: int) -> None:

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
+from trimtab.data import Problem, Sample
 from trimtab.files import parse_json_line
 from trimtab.grading.rules import load_rule, start_grading
-from trimtab.grading.submission import Submission
 from trimtab.grading.verdicts import Verdict
 
 MAX_LINES_AHEAD = 512  # read beyond the last verdict written
@@ -66,7 +66,7 @@ def _submit_line(line: bytes, rule: str) -> Callable[[], list[Verdict]]:
         raise ValueError(f"`rule` is {line_rule[:100]!r}: a Python function or a URL can be named by --rule only")
     if not isinstance(extra, dict):
         raise ValueError(f"`extra` is {type(extra).__name__}; it must be an object")
-    return start_grading([Submission(row["response"], row["answer"], extra)], line_rule)
+    return start_grading([Sample(Problem((), row["answer"], line_rule, "", extra=extra), row["response"])])
 
 
 def _write_verdicts(

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trimtab.grading.submission import FACTS, Submission
+from trimtab.data import Sample
+from trimtab.grading.facts import facts
 from trimtab.grading.verdicts import Verdict, verdict_of
 from trimtab.text import shown
 
@@ -67,16 +68,16 @@ class HttpRule:
         if self.key_variable and not read_key(self.key_variable):
             raise ValueError(f"key_variable = {shown(self.key_variable)}: there is no such environment variable")
 
-    def grade_here(self, items: Sequence[Submission]) -> list[Verdict]:
+    def grade_here(self, samples: Sequence[Sample]) -> list[Verdict]:
         """Post the responses and return their verdicts; one that never got one has crashed."""
         from trimtab.bounded_http import event_loop_thread
 
-        batches = [items[start : start + self.batch] for start in range(0, len(items), self.batch)]
+        batches = [samples[start : start + self.batch] for start in range(0, len(samples), self.batch)]
         with event_loop_thread() as loop:
             graded = asyncio.run_coroutine_threadsafe(self._grade_batches(batches), loop).result()
         return [verdict for verdicts in graded for verdict in verdicts]
 
-    async def _grade_batches(self, batches: Sequence[Sequence[Submission]]) -> list[list[Verdict]]:
+    async def _grade_batches(self, batches: Sequence[Sequence[Sample]]) -> list[list[Verdict]]:
         from trimtab.bounded_http import BoundedClient, read_key
 
         turns = asyncio.Semaphore(self.concurrency)
@@ -84,13 +85,13 @@ class HttpRule:
             self.concurrency, seconds=self.seconds, max_bytes=MAX_REPLY_BYTES, key=read_key(self.key_variable)
         ) as client:
 
-            async def grade(batch: Sequence[Submission]) -> list[Verdict]:
+            async def grade(batch: Sequence[Sample]) -> list[Verdict]:
                 async with turns:
                     return await self._grade(client, batch)
 
             return await asyncio.gather(*map(grade, batches))
 
-    async def _grade(self, client: BoundedClient, batch: Sequence[Submission]) -> list[Verdict]:
+    async def _grade(self, client: BoundedClient, batch: Sequence[Sample]) -> list[Verdict]:
         """Grade a batch, with retries and growing pauses between them."""
         from trimtab.bounded_http import for_message
 
@@ -109,12 +110,10 @@ class HttpRule:
                     await asyncio.sleep(max(error.wait, pause))
         return [Verdict("crashed", error=f"{self.url} gave no verdicts: {reason}")] * len(batch)
 
-    async def _request(self, client: BoundedClient, batch: Sequence[Submission]) -> list[Any]:
+    async def _request(self, client: BoundedClient, batch: Sequence[Sample]) -> list[Any]:
         from trimtab.bounded_http import HttpError, hide_key, read_key
 
-        names = ("response", "answer", "extra", *FACTS)
-        rows = [{name: getattr(item, name) for name in names} for item in batch]
-        content = json.dumps({"responses": rows}, default=str).encode()
+        content = json.dumps({"responses": [facts(sample) for sample in batch]}, default=str).encode()
         try:
             reply = await client.post(self.url, content=content, headers={"Content-Type": "application/json"})
         except HttpError as error:
@@ -134,7 +133,7 @@ class HttpRule:
             raise ServiceError(f"it returned {got} for {len(batch)} responses; a list of one each is needed")
         return values
 
-    def _verdict(self, value: object, row: int, batch: Sequence[Submission]) -> Verdict:
+    def _verdict(self, value: object, row: int, batch: Sequence[Sample]) -> Verdict:
         try:
             return verdict_of(value)
         except ValueError as error:

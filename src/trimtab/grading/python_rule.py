@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from trimtab.grading.submission import FACTS, Submission
+from trimtab.data import Sample
+from trimtab.grading.facts import FACTS, facts
 from trimtab.grading.verdicts import Verdict, WorkerCall, plain_result, verdict_of
 from trimtab.own_parts import PREFIX, OwnPartError, load_part, location, own_traceback
 from trimtab.text import shown
@@ -86,69 +87,72 @@ class PythonRule:
         base, seconds = BATCH_LIMITS if self.call.batched else LIMITS, self.call.seconds
         return base if seconds is None else WorkerLimits(seconds, seconds, base.memory, base.result)
 
-    def worker_calls(self, items: Sequence[Submission], rows: Sequence[int]) -> list[DeferredCall]:
+    def worker_calls(self, samples: Sequence[Sample], rows: Sequence[int]) -> list[DeferredCall]:
         """Return the calls that grade these rows of a list in workers, the rows of each, and what reads its result."""
         size = WORKER_BATCH if self.call.batched else 1
         calls: list[DeferredCall] = []
         for start in range(0, len(rows), size):
             some = rows[start : start + size]
-            graded = [items[row] for row in some]
-            arguments, keywords = self._arguments([_plain(item) for item in graded])
+            graded = [samples[row] for row in some]
+            arguments, keywords = self._arguments([_plain(sample) for sample in graded])
             call = WorkerCall(f"{CALL_RULE}@{self.name}", arguments, None, self.limits, keywords)
             calls.append((call, some, partial(self.verdicts, graded)))
         return calls
 
-    def grade_here(self, items: Sequence[Submission]) -> list[Verdict]:
+    def grade_here(self, samples: Sequence[Sample]) -> list[Verdict]:
         """Grade in this process."""
-        chunks = [items] if self.call.batched else [[item] for item in items]
+        chunks = [samples] if self.call.batched else [[sample] for sample in samples]
         return [verdict for chunk in chunks for verdict in self._call_here(chunk)]
 
-    def verdicts(self, items: Sequence[Submission], result: WorkerResult) -> list[Verdict]:
+    def verdicts(self, samples: Sequence[Sample], result: WorkerResult) -> list[Verdict]:
         """Return the verdicts of one call in a worker."""
-        seconds = result.seconds / len(items)
+        seconds = result.seconds / len(samples)
         if result.outcome == "done":
-            return [replace(verdict, seconds=seconds) for verdict in self._read(result.value, items)]
+            return [replace(verdict, seconds=seconds) for verdict in self._read(result.value, samples)]
         limits = f"more than {self.limits.seconds:g} s, {self.limits.cpu_seconds:g} s of the processor or its memory"
         costly = f"{limits}; @trimtab.rule(seconds=...) allows more" if result.outcome == "too_costly" else ""
-        error = result.traceback or f"{self.name} for {items[0].named}: {result.error or costly}"
+        error = result.traceback or f"{self.name} for {samples[0].named}: {result.error or costly}"
         # Also if it ran out of time: a slow rule says nothing about the response.
-        return [Verdict("crashed", seconds=seconds, error=error)] * len(items)
+        return [Verdict("crashed", seconds=seconds, error=error)] * len(samples)
 
-    def _call_here(self, items: Sequence[Submission]) -> list[Verdict]:
-        arguments, keywords = self._arguments(items)
+    def _call_here(self, samples: Sequence[Sample]) -> list[Verdict]:
+        arguments, keywords = self._arguments(samples)
         try:
             with redirected():
                 value = self.function(*arguments, **keywords)
         except Exception as error:
-            return [Verdict("crashed", error=own_traceback(error))] * len(items)
-        return self._read(value, items)
+            return [Verdict("crashed", error=own_traceback(error))] * len(samples)
+        return self._read(value, samples)
 
-    def _arguments(self, items: Sequence[Submission]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(self, samples: Sequence[Sample]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         names = ("response", "answer", "extra", *self.wanted)
-        columns = {name: [getattr(item, name) for item in items] for name in names}
+        given = [facts(sample) for sample in samples]
+        columns = {name: [each[name] for each in given] for name in names}
         if not self.call.batched:
             columns = {name: values[0] for name, values in columns.items()}
         return tuple(columns.pop(name) for name in names[:3]), {**columns, **self.options}
 
-    def _read(self, value: Any, items: Sequence[Submission]) -> list[Verdict]:
+    def _read(self, value: Any, samples: Sequence[Sample]) -> list[Verdict]:
         """Return the verdicts that a call's result stands for, one per response; what stands for none has crashed."""
         values = [value]
         if self.call.batched:
             if hasattr(value, "tolist"):  # an array of NumPy or torch
                 value = value.tolist()
-            if not isinstance(value, list | tuple) or len(value) != len(items):
+            if not isinstance(value, list | tuple) or len(value) != len(samples):
                 got = f"{len(value)} results" if isinstance(value, list | tuple) else shown(value)
-                message = f"{self.name} returned {got} for {len(items)} responses: a batched rule returns one for each"
-                return [Verdict("crashed", error=message)] * len(items)
+                message = (
+                    f"{self.name} returned {got} for {len(samples)} responses: a batched rule returns one for each"
+                )
+                return [Verdict("crashed", error=message)] * len(samples)
             values = list(value)
-        return [self._verdict(each, row, items) for row, each in enumerate(values)]
+        return [self._verdict(each, row, samples) for row, each in enumerate(values)]
 
-    def _verdict(self, value: object, row: int, items: Sequence[Submission]) -> Verdict:
+    def _verdict(self, value: object, row: int, samples: Sequence[Sample]) -> Verdict:
         try:
             return verdict_of(value)
         except ValueError as error:
-            which = f"row {row + 1} of {len(items)}, " if self.call.batched else ""
-            return Verdict("crashed", error=f"{self.name} for {which}{items[row].named}: {error}")
+            which = f"row {row + 1} of {len(samples)}, " if self.call.batched else ""
+            return Verdict("crashed", error=f"{self.name} for {which}{samples[row].named}: {error}")
 
 
 def load_python_rule(name: str, options: Mapping[str, Any] | None = None) -> PythonRule:
@@ -192,9 +196,10 @@ def call_rule(function: Callable[..., Any], *arguments: Any, **keywords: Any) ->
     return function(*arguments, **keywords)
 
 
-def _plain(item: Submission) -> Submission:
-    """Return a submission whose `extra` JSON can hold, since a call crosses a pipe."""
+def _plain(sample: Sample) -> Sample:
+    """Return a sample whose `extra` JSON can hold, since a call crosses a pipe."""
     try:
-        return item.with_extra(json.loads(json.dumps(dict(item.extra), default=str)))
+        extra = json.loads(json.dumps(dict(sample.problem.extra), default=str))
     except (TypeError, ValueError):
-        return item.with_extra({})
+        extra = {}
+    return replace(sample, problem=replace(sample.problem, extra=extra))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from trimtab.grading.submission import Submission
+from trimtab.data import Sample
 from trimtab.grading.verdicts import Verdict
 from trimtab.text import nearest, shown
 
@@ -35,9 +35,9 @@ class FormatRule:
         if not good:
             raise ValueError(f"texts = {shown(self.texts)} must be a list of texts, as ['<think>', '</think>']")
 
-    def grade_here(self, items: Sequence[Submission]) -> list[Verdict]:
+    def grade_here(self, samples: Sequence[Sample]) -> list[Verdict]:
         """Grade responses."""
-        return [Verdict("correct" if self._fits(item.response) else "wrong") for item in items]
+        return [Verdict("correct" if self._fits(sample.text) else "wrong") for sample in samples]
 
     def _fits(self, response: str) -> bool:
         places = [response.find(text) for text in self.texts]
@@ -58,9 +58,9 @@ class LengthRule:
             given = f"free = {shown(self.free)} and limit = {shown(self.limit)}"
             raise ValueError(f"{given} must be whole numbers of tokens, free the smaller one")
 
-    def grade_here(self, items: Sequence[Submission]) -> list[Verdict]:
+    def grade_here(self, samples: Sequence[Sample]) -> list[Verdict]:
         """Grade responses whose lengths in tokens are known."""
-        return [self._grade(item.tokens) for item in items]
+        return [self._grade(None if each.response is None else each.response.num_sampled) for each in samples]
 
     def _grade(self, tokens: int | None) -> Verdict:
         if tokens is None:
@@ -82,9 +82,9 @@ class LanguageRule:
             if script not in SCRIPTS:
                 raise ValueError(f"there is no script {shown(script)}: {nearest(str(script), SCRIPTS)}")
 
-    def grade_here(self, items: Sequence[Submission]) -> list[Verdict]:
+    def grade_here(self, samples: Sequence[Sample]) -> list[Verdict]:
         """Grade responses."""
-        return [self._grade(item.response) for item in items]
+        return [self._grade(sample.text) for sample in samples]
 
     def _grade(self, response: str) -> Verdict:
         letters = Counter[str]()

@@ -14,14 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 from trimtab import own_parts
-from trimtab.data import Problem
+from trimtab.data import Problem, Sample
 from trimtab.grading.extract import answer_box, answer_boxes, answer_line, last_box, last_number, parse_number, tidy
 from trimtab.grading.http_rule import HttpRule
 from trimtab.grading.mathematics import asks_for_several, grade_extracted, tokenize, unbox
 from trimtab.grading.puzzle_rules import grade_countdown, gym_score
 from trimtab.grading.python_rule import DeferredCall, PythonRule, load_python_rule
 from trimtab.grading.response_rules import RESPONSE_RULES, FormatRule, LanguageRule, LengthRule, make_rule
-from trimtab.grading.submission import Submission
 from trimtab.grading.verdicts import CORRECT_SCORE, Verdict, WorkerCall, make_verdict, verdict_of
 from trimtab.text import shown
 from trimtab.workers import WorkerResult, result_of, submit_call
@@ -37,56 +36,55 @@ def grade(response: str, answer: str, rule: str = "math", extra: Mapping[str, An
 
     `extra` is the problem's: `gym:KIND` reads `entry` and `options` from it, `python:...` passes it to the function.
     """
-    return grade_submissions([Submission(response, answer, extra or {})], rule)[0]
+    return grade_samples([Sample(Problem((), answer, rule, "", extra=extra or {}), response)])[0]
 
 
 def grade_many(pairs: Iterable[tuple[str, Problem]]) -> list[Verdict]:
     """Grade each (response, problem) by the problem's rule; verdicts come in the order of the pairs."""
-    listed = list(pairs)
-    return grade_submissions([Submission.of(*pair) for pair in listed], [problem.rule for _, problem in listed])
+    return grade_samples([Sample(problem, text) for text, problem in pairs])
 
 
-def grade_submissions(
-    items: Sequence[Submission], rules: str | Sequence[str], options: Mapping[str, Any] | None = None
+def grade_samples(
+    samples: Sequence[Sample], rule: str | None = None, options: Mapping[str, Any] | None = None
 ) -> list[Verdict]:
-    """Grade each response by its rule, or all by one; verdicts come in the order of the responses."""
-    return start_grading(items, rules, options)()
+    """Grade each sample by its problem's rule, or all by one; verdicts come in the order of the samples."""
+    return start_grading(samples, rule, options)()
 
 
 def start_grading(
-    items: Sequence[Submission], rules: str | Sequence[str], options: Mapping[str, Any] | None = None
+    samples: Sequence[Sample], rule: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[[], list[Verdict]]:
-    """Begin to grade each response by its rule, or all by one; return a function that waits for the verdicts.
+    """Begin to grade each sample by its problem's rule, or all by one; return a function that waits for the verdicts.
 
     Easy ones are decided at once. The rest run in workers side by side, short ones first, and equal ones once.
     """
     by_rule: dict[str, list[int]] = {}
-    for row, rule in enumerate([rules] * len(items) if isinstance(rules, str) else rules):
-        by_rule.setdefault(rule, []).append(row)
+    for row, sample in enumerate(samples):
+        by_rule.setdefault(rule or sample.problem.rule, []).append(row)
     verdicts: dict[int, Verdict] = {}
     deferred: list[DeferredCall] = []
     batches: list[tuple[BatchRule, list[int]]] = []
-    for rule, rows in by_rule.items():
-        loaded = load_rule(rule, options)
+    for name, rows in by_rule.items():
+        loaded = load_rule(name, options)
         if isinstance(loaded, PythonRule) and not loaded.call.in_process:
-            deferred += loaded.worker_calls(items, rows)
+            deferred += loaded.worker_calls(samples, rows)
         elif loaded is not None:
             batches.append((loaded, rows))
         else:
             for row in rows:
-                decided = _grade_or_defer(items[row], rule)
+                decided = _grade_or_defer(samples[row], name)
                 if isinstance(decided, Verdict):
                     verdicts[row] = decided
                 else:
                     deferred.append((decided, [row], _one_verdict(decided)))
     pending = _start_all(deferred)
     for batch_rule, rows in batches:  # meanwhile the workers work
-        verdicts |= zip(rows, batch_rule.grade_here([items[row] for row in rows]), strict=True)
+        verdicts |= zip(rows, batch_rule.grade_here([samples[row] for row in rows]), strict=True)
 
     def finish() -> list[Verdict]:
         for call, graded, read in deferred:
             verdicts.update(zip(graded, read(_loaded_result(call, pending[repr(call)])), strict=True))
-        return [verdicts[row] for row in range(len(items))]
+        return [verdicts[row] for row in range(len(samples))]
 
     return finish
 
@@ -114,13 +112,12 @@ def load_rule(rule: str, options: Mapping[str, Any] | None = None) -> BatchRule 
     return None
 
 
-def _grade_or_defer(item: Submission, rule: str) -> Verdict | WorkerCall:
+def _grade_or_defer(sample: Sample, rule: str) -> Verdict | WorkerCall:
     """Return the verdict of a built-in rule with its seconds, or the worker call that decides it."""
     start = time.perf_counter()
     kind, _, name = rule.partition(":")
-    decided = (
-        _grade_gym(item.response, name, item.extra) if kind == "gym" else _GRADERS[rule](item.response, item.answer)
-    )
+    text, problem = sample.text, sample.problem
+    decided = _grade_gym(text, name, problem.extra) if kind == "gym" else _GRADERS[rule](text, problem.answer)
     return replace(decided, seconds=time.perf_counter() - start) if isinstance(decided, Verdict) else decided
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal, get_args
 
-from trimtab.grading.submission import Submission
+from trimtab.data import Sample
 from trimtab.text import printable, shorten, shown
 from trimtab.workers import WorkerLimits
 
@@ -124,18 +124,18 @@ class RuleErrors:
 
     found: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
-    def add(self, rule: str, verdict: Verdict, item: Submission) -> None:
+    def add(self, rule: str, verdict: Verdict, sample: Sample) -> None:
         """Add a verdict that has an error, or that the rule failed to give."""
         if verdict.kind != "crashed" and not verdict.error:
             return
-        error = verdict.error or f"the rule {rule} failed on the answer {shorten(item.answer)!r}"
+        error = verdict.error or f"the rule {rule} failed on the answer {shorten(sample.problem.answer)!r}"
         # By the last line: that is the exception, and its message may quote the response.
         key = rule, error.splitlines()[-1].partition(":")[0]
         if key in self.found:
             self.found[key]["count"] += 1
         elif len(self.found) < MAX_ERRORS:
-            where = {"location": item.location, "answer": shorten(item.answer, MAX_EXCERPT)}
-            text = {"response": shorten(item.response, MAX_EXCERPT), "error": error}
+            where = {"location": sample.problem.location, "answer": shorten(sample.problem.answer, MAX_EXCERPT)}
+            text = {"response": shorten(sample.text, MAX_EXCERPT), "error": error}
             self.found[key] = {"rule": rule, "count": 1, "kind": verdict.kind, **where, **text}
 
     @staticmethod

@@ -13,13 +13,7 @@ from trimtab.record.collapse import (
     merge_curves,
     start_values,
 )
-from trimtab.record.conversation import (
-    Observation,
-    RecordedCall,
-    RecordedObservation,
-    arguments_text,
-)
-from trimtab.record.inputs import RecordedResponse, UpdateRecord, join_ranks, update_record
+from trimtab.record.conversation import RecordedCall, RecordedObservation
 from trimtab.record.layout import (
     MANIFEST,
     RECORDS_FOLDER,
@@ -32,7 +26,7 @@ from trimtab.record.layout import (
     read_step,
 )  # fmt: skip
 from trimtab.record.reader import RecordedStep, RecordedUpdate, Records, open_run
-from trimtab.record.recorder import Recorder
+from trimtab.record.recorder import Recorder, UpdateRecord, join_ranks, update_record
 from trimtab.record.schema import SCHEMA, TABLES, Column
 from trimtab.record.step_lines import (
     LARGEST_METRIC,
@@ -48,9 +42,8 @@ from trimtab.record.writer import RecordWriter, StepData, rewind
 __all__ = [
     "COLLAPSE_DEFINITION", "COLLAPSE_METRICS", "HOLD_STEPS", "LARGEST_METRIC", "LAST_STEP", "LOW", "MANIFEST",
     "MIN_BEST", "RECORDS_FOLDER", "SCHEMA", "TABLES", "Collapse", "CollapseDetector", "Column", "Manifest",
-    "Observation", "RecordError", "RecordSettings", "RecordWarning", "RecordWriter", "RecordedCall",
-    "RecordedObservation", "RecordedResponse", "RecordedStep", "RecordedUpdate", "Recorder", "Records", "StepData",
-    "StepInfo", "UpdateInfo", "UpdateRecord", "Vocabulary", "arguments_text", "find_collapse", "find_fall",
-    "is_finite_number", "iter_step_lines", "join_ranks", "last_step", "merge_curves", "open_run", "read_metrics",
-    "read_step", "rewind", "start_values", "update_record",
+    "RecordError", "RecordSettings", "RecordWarning", "RecordWriter", "RecordedCall", "RecordedObservation",
+    "RecordedStep", "RecordedUpdate", "Recorder", "Records", "StepData", "StepInfo", "UpdateInfo", "UpdateRecord",
+    "Vocabulary", "find_collapse", "find_fall", "is_finite_number", "iter_step_lines", "join_ranks", "last_step",
+    "merge_curves", "open_run", "read_metrics", "read_step", "rewind", "start_values", "update_record",
 ]  # fmt: skip

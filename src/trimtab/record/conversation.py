@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from trimtab.record.layout import Count, Finite, RecordError
 from trimtab.record.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from trimtab.agents import Call
+    from trimtab.data import Response
 
 # A tool may print a gigabyte in every turn, and records share one size limit with all other steps.
 MAX_ENTRIES = 64  # observations, and calls, of one response
@@ -20,14 +24,6 @@ MAX_NAME = 100  # characters: where there is no such tool the name is the model'
 
 Seconds = Annotated[Finite, Field(ge=0)]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Observation:
-    """Tokens of a response that the policy did not sample; `after` of its sampled tokens came before them."""
-
-    after: int
-    tokens: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -53,31 +49,27 @@ class RecordedObservation:
 _OBSERVATIONS, _CALLS = TypeAdapter(list[RecordedObservation]), TypeAdapter(list[RecordedCall])
 
 
-def arguments_text(arguments: Mapping[str, Any]) -> str:
-    """Return the arguments of a call as JSON."""
-    return json.dumps(arguments, ensure_ascii=False, default=str)
-
-
-def observations_json(observations: Sequence[Observation], vocabulary: Vocabulary) -> str:
-    """Return the observations of a response as JSON; long texts are cut in the middle, and say so."""
-    kept = observations[:MAX_ENTRIES]
+def observations_json(response: Response, vocabulary: Vocabulary) -> str:
+    """Return what the policy did not sample in a response as JSON; long texts are cut in the middle, and say so."""
+    kept = response.observed[:MAX_ENTRIES]
     longest = _longest(len(kept))
-    found = [
-        RecordedObservation(each.after, len(each.tokens), cut(vocabulary.decode(each.tokens), longest)) for each in kept
-    ]
+    found: list[RecordedObservation] = []
+    not_sampled = 0
+    for start, end in kept:
+        text = cut(vocabulary.decode(response.tokens[start:end].tolist()), longest)
+        found.append(RecordedObservation(start - not_sampled, end - start, text))
+        not_sampled += end - start
     return _json(found)
 
 
-def calls_json(calls: Sequence[RecordedCall]) -> str:
+def calls_json(calls: Sequence[Call]) -> str:
     """Return the calls of a response as JSON; long arguments are cut in the middle, and say so."""
     kept = calls[:MAX_ENTRIES]
     longest = _longest(len(kept))
-    found = [
-        RecordedCall(
-            call.turn, cut(call.tool, MAX_NAME), cut(call.arguments, longest), call.outcome, round(call.seconds, 6)
-        )
-        for call in kept
-    ]
+    found = []
+    for call in kept:
+        arguments = cut(json.dumps(call.arguments, ensure_ascii=False, default=str), longest)
+        found.append(RecordedCall(call.turn, cut(call.tool, MAX_NAME), arguments, call.outcome, round(call.seconds, 6)))
     return _json(found)
 
 

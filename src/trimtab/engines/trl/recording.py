@@ -6,7 +6,6 @@ makes the same plans. The folder is laid out like a run's: `tokens/` and `metric
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.data import Problem, Response, Sample
 from trimtab.engines import common
 from trimtab.engines.trl.padded import (
     RESPONSE_INDEX,
@@ -28,10 +28,10 @@ from trimtab.engines.trl.padded import (
     sampled_positions,
     token_batch,
 )
+from trimtab.grading import Verdict
 from trimtab.objectives import LossOutput, Objective, Plan, TokenBatch
 from trimtab.record import (
     Manifest,
-    RecordedResponse,
     Recorder,
     UpdateRecord,
     Vocabulary,
@@ -82,7 +82,7 @@ class TrlRecording:
     _facts: dict[str, float] = field(default_factory=dict)  # of the rollout batch
     _due: int = 0  # the step whose metrics wait for the optimizer step
     _updates: list[UpdateRecord] = field(default_factory=list)
-    _responses: list[RecordedResponse] = field(default_factory=list)
+    _samples: list[Sample] = field(default_factory=list)
     _metrics: list[Mapping[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class TrlRecording:
         self._wanted = ranks[0][0]
         responses = [response for _, _, each in ranks for response in each]
         self._facts = rollout_metrics([each for _, each, _ in ranks], responses, self.shape)
-        self._updates, self._responses, self._metrics = [], [], []
+        self._updates, self._samples, self._metrics = [], [], []
 
     def begin_update(self, update: PlannedUpdate) -> None:
         """Note an update that has been planned. Later passes over the same rollout batch are not recorded."""
@@ -131,18 +131,18 @@ class TrlRecording:
             if all(batch.get("tool_mask") is not None for batch in planned.micro_batches):
                 spans = [common.tool_tokens(*sampled_positions(batch)) for batch in planned.micro_batches]
                 local.columns["tool_tokens"] = torch.cat(spans)
-            responses = [r for batch in planned.micro_batches for r in recorded_responses(step, batch, self.shape)]
+            recorded = [s for batch in planned.micro_batches for s in samples(step, batch, self.shape)]
             # In rank order, which is the order in which the plan saw the responses.
-            ranks = self.gather([(local, responses)])
+            ranks = self.gather([(local, recorded)])
             if self.recorder is not None:
-                self._updates.append(join_ranks([update for update, _ in ranks], len(self._responses)))
-                self._responses += [response for _, rank in ranks for response in rank]
+                self._updates.append(join_ranks([update for update, _ in ranks], len(self._samples)))
+                self._samples += [sample for _, rank in ranks for sample in rank]
         if planned.number + 1 == self.shape.updates and self.recorder is not None:
             self._due = step
             if self._wanted:
                 observed, state = self._facts.get("policy/entropy"), self.objective.state_dict()
                 self.recorder.record_step(
-                    step, self._responses, self._updates, observed_entropy=observed, controllers=state
+                    step, self._samples, self._updates, observed_entropy=observed, controllers=state
                 )
 
     def finish_optimizer_step(self, grad_norm: float | None, lr: float) -> None:
@@ -201,10 +201,10 @@ class TrlGraded:
     first: str
 
     @property
-    def verdict(self) -> str:
-        """Return the verdict by the first reward function, as trimtab's own trainer judges a number."""
+    def verdict(self) -> Verdict | None:
+        """Return the verdict by the first reward function; None if it did not grade."""
         score = self.rewards.get(self.first)
-        return "ungraded" if score is None else common.verdict_of_score(score)
+        return None if score is None else common.verdict_of_score(score)
 
 
 def graded_responses(batch: PaddedBatch, shape: RolloutShape) -> list[TrlGraded]:
@@ -242,7 +242,7 @@ def rollout_metrics(
     scores = [one.rewards[one.first] for one in graded if one.first in one.rewards]
     if scores:
         metrics["reward/score"] = fmean(scores)
-        metrics["reward/accuracy"] = fmean(one.verdict == "correct" for one in graded if one.first in one.rewards)
+        metrics["reward/accuracy"] = fmean(one.verdict.kind == "correct" for one in graded if one.verdict)
     groups: dict[int, list[TrlGraded]] = {}
     for one in graded:
         groups.setdefault(one.index // shape.samples, []).append(one)
@@ -257,26 +257,23 @@ def rollout_metrics(
     return metrics
 
 
-def recorded_responses(step: int, batch: PaddedBatch, shape: RolloutShape) -> list[RecordedResponse]:
-    """Return the responses of a micro-batch; their tokens are those that are trained on."""
-    mask, prompt_mask = sampled_mask(batch), batch["prompt_mask"].bool()
+def samples(step: int, batch: PaddedBatch, shape: RolloutShape) -> list[Sample]:
+    """Return the responses of a micro-batch as samples."""
+    mask, prompt_mask = sampled_mask(batch).cpu(), batch["prompt_mask"].bool()
     lengths = batch["completion_mask"].sum(1).tolist()
-    responses = []
+    found = []
     for row, graded in enumerate(graded_responses(batch, shape)):
-        ids, sampled = batch["completion_ids"][row][: lengths[row]], mask[row][: lengths[row]]
-        tokens = ids[sampled].tolist()
-        responses.append(
-            RecordedResponse(
+        ids = batch["completion_ids"][row][: lengths[row]].cpu().numpy()
+        observed = common.observed_spans(mask[row][: lengths[row]])
+        found.append(
+            Sample(
+                Problem((), "", "", "trl"),
                 prompt=batch["prompt_ids"][row][prompt_mask[row]].tolist(),
-                tokens=tokens,
+                response=Response(ids, (), graded.finished, graded.index % shape.samples, observed),
                 group=(step - 1) * shape.prompts + graded.index // shape.samples,
-                sample=graded.index % shape.samples,
+                verdict=graded.verdict,  # type: ignore[arg-type]
                 reward=graded.reward,
-                verdict=graded.verdict,
-                finished=graded.finished,
-                rewards=json.dumps(graded.rewards) if len(shape.rewards) > 1 else "",
-                source="trl",
-                observations=common.observations(ids.tolist(), sampled.tolist()),
+                terms=graded.rewards if len(shape.rewards) > 1 else {},
             )
         )
-    return responses
+    return found

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimtab.engines.common import observations, require_unused, start_recorder, tool_tokens, verdict_of_score
+from trimtab.data import Problem, Response, Sample
+from trimtab.engines.common import observed_spans, require_unused, start_recorder, tool_tokens, verdict_of_score
 from trimtab.engines.options import EngineOptions
 from trimtab.engines.verl.planning import PlannedStep
 from trimtab.objectives import Objective
-from trimtab.record import Manifest, RecordedResponse, Recorder, RecordSettings, update_record
+from trimtab.record import Manifest, Recorder, RecordSettings, update_record
 from trimtab.trainer.train import observed_entropy, tokenizer_vocabulary
 
 FIELDS = ("uid", "prompts", "rm_scores", "reward_model", "data_source")  # of verl's data, per response
@@ -47,46 +48,41 @@ def record_step(
             update.columns["tool_tokens"] = some
     recorder.record_step(
         step,
-        recorded_responses(planned, data, end_token),
+        samples(planned, data, end_token),
         updates,
         observed_entropy=observed_entropy(planned.tokens),
         controllers=objective.state_dict(),
     )
 
 
-def recorded_responses(planned: PlannedStep, data: Mapping[str, Any], end_token: int) -> list[RecordedResponse]:
+def samples(planned: PlannedStep, data: Mapping[str, Any], end_token: int) -> list[Sample]:
     """Return the responses in the order of the plans, with what verl has of each."""
-    assert planned.tokens.token is not None
-    ids, offsets = planned.tokens.token.tolist(), planned.tokens.offsets
     prompts, scores = data["prompts"].unbind(), data["rm_scores"].unbind()
     everything, masks = data["responses"].unbind(), data["response_mask"].unbind()
     uids, truths, sources = (_field(data, name) for name in ("uid", "reward_model", "data_source"))
     groups: dict[str, int] = {}
-    samples: dict[int, int] = {}
-    responses = []
-    for index, row in enumerate(row for update in planned.rows for row in update):
-        tokens = ids[offsets[index] : offsets[index + 1]]
+    counts: dict[int, int] = {}
+    found = []
+    for row in (row for update in planned.rows for row in update):
         # verl names groups by random strings; numbers are in the order of appearance.
         group = groups.setdefault(str(uids[row]), len(groups))
-        samples[group] = samples.get(group, -1) + 1
+        counts[group] = counts.get(group, -1) + 1
         reward = float(scores[row].sum())
         truth = truths[row].get("ground_truth") if isinstance(truths[row], Mapping) else None
-        responses.append(
-            RecordedResponse(
+        tokens, sampled = everything[row].cpu().numpy(), masks[row].bool()
+        # One that ends with the reply of a tool was cut there, though its last sampled token ended a turn.
+        finished = bool(len(tokens) and sampled[-1] and tokens[-1] == end_token)
+        found.append(
+            Sample(
+                Problem((), "" if truth is None else str(truth), "", str(sources[row])),
                 prompt=prompts[row].tolist(),
-                tokens=tokens,
+                response=Response(tokens, (), finished, counts[group], observed_spans(sampled)),
                 group=group,
-                sample=samples[group],
-                reward=reward,
                 verdict=verdict_of_score(reward),  # verl grades, and passes on the score only
-                # One that ends with the reply of a tool was cut there, though its last sampled token ended a turn.
-                finished=tokens[-1:] == [end_token] and bool(masks[row][-1]),
-                answer="" if truth is None else str(truth),
-                source=str(sources[row]),
-                observations=observations(everything[row].tolist(), masks[row].tolist()),
+                reward=reward,
             )
         )
-    return responses
+    return found
 
 
 def _field(data: Mapping[str, Any], name: str) -> Sequence[Any]:

@@ -178,7 +178,7 @@ class NativeGenerator:
             sample,
             self.settings,
             seed=self.settings.seed,
-            text=conversation.last_message if conversation else self.policy.decode(response.tokens),
+            text=conversation.last_message if conversation else self.policy.decode(response.tokens.tolist()),
             tokens=response.num_sampled,
             finished=response.finished,
             logp=logp if math.isfinite(logp) else None,

@@ -37,7 +37,7 @@ class Transcript:
     """
 
     prompt: Sequence[int]
-    response: Sequence[int]
+    response: Sequence[int] | np.ndarray
     observed: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -50,8 +50,8 @@ class Transcript:
     @cached_property
     def ids(self) -> np.ndarray:
         """Prompt and response in one array."""
-        # Cached: going through lists of ints is slow, and every pass of a step needs them.
-        return np.array([*self.prompt, *self.response], dtype=np.int64)
+        # Cached: every pass of a step needs them.
+        return np.concatenate([self.prompt, self.response], dtype=np.int64)
 
     @cached_property
     def sampled(self) -> np.ndarray:

@@ -61,6 +61,23 @@ class World:
             distributed.all_gather_object(values, value)
         return values
 
+    def collect(self, value: Value) -> list[Value]:
+        """Return the values of all ranks in rank order, on rank 0; nothing on the others. Values travel pickled."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.leads else None
+        with lost_processes():
+            distributed.gather_object(value, values)
+        return values or []
+
+    def from_leader(self, value: Value) -> Value:
+        """Return rank 0's value on every rank."""
+        if self.leads:
+            self.send(value)
+            return value
+        received: Value = self.receive()
+        return received
+
     def gather_columns(self, own: Tensor, counts: Sequence[int]) -> Tensor:
         """Concatenate the columns (last axis) of all ranks' tensors; `counts` is how many each rank has."""
         if self.size == 1:

@@ -148,7 +148,7 @@ class _DecodeBatch:
         kept, *columns = (torch.cat(column) for column in zip(*self.sampled, strict=True))
         row, token, logp, *moments = (column[kept] for column in columns)
         order = row.argsort(stable=True)  # by response, and within it by position
-        tokens, logps = token[order].tolist(), logp[order].tolist()
+        tokens, logps = token[order].cpu().numpy(), logp[order].cpu().numpy()
         found = torch.stack(moments)[:, order].cpu().numpy() if moments else None
         ends = row.bincount(minlength=prompts * samples).cumsum(0).tolist()
         unfinished = set(self.response[~self.finished].tolist())

@@ -7,10 +7,11 @@ method `sample` as in `Sampler`.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
+
+import numpy as np
 
 from trimtab.data import PromptTokens, Response, SamplingOptions, Turns
 from trimtab.own_parts import OwnPartError, errors_located, location
@@ -73,9 +74,10 @@ class OwnSampler:
             self._refuse(
                 f"{which} has {count} sampled tokens: from 1 to options.max_new_tokens, {options.max_new_tokens}"
             )
-        if not all(isinstance(token, int) and 0 <= token < self.vocabulary for token in response.tokens):
+        tokens, logp = response.tokens, response.logp
+        if tokens.dtype.kind != "i" or tokens.min() < 0 or tokens.max() >= self.vocabulary:
             self._refuse(f"{which} has a token that is no whole number from 0 to {self.vocabulary - 1}")
-        if len(response.logp) != count or not all(math.isfinite(logp) and logp <= 1e-3 for logp in response.logp):
+        if len(logp) != count or not (np.isfinite(logp) & (logp <= 1e-3)).all():
             self._refuse(f"{which} needs a log-probability (finite, at most 0) for each of its {count} sampled tokens")
 
     def _refuse(self, problem: str) -> NoReturn:

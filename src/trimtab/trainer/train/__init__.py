@@ -33,7 +33,6 @@ from trimtab.trainer.train.metrics import (
 from trimtab.trainer.train.recording import observed_entropy, tokenizer_vocabulary
 from trimtab.trainer.train.reporting import Reporter, SampleText
 from trimtab.trainer.train.responses import (
-    GradedResponse,
     ToolUse,
     build_tool_use,
     build_tools,
@@ -61,7 +60,7 @@ from trimtab.trainer.train.warm_start import check_problems, list_warm_starts, r
 
 __all__ = [
     "END_WINDOW", "INVALID", "METRICS", "STOPPED", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "UNSAVED",
-    "AccuracyChange", "Alarm", "AlarmHandler", "GradedResponse", "InputReader", "MetricsLog", "Monitor", "Reporter",
+    "AccuracyChange", "Alarm", "AlarmHandler", "InputReader", "MetricsLog", "Monitor", "Reporter",
     "Run", "RunFolder", "RunStoppedError", "RunSummary", "SampleText", "SavedRun", "StopReason", "ToolUse",
     "accuracy_change", "best_evaluation", "build_policy", "build_sampler", "build_task", "build_tool_use",
     "build_tools", "check_problems", "check_prompts", "config_changes", "describe_metric", "describe_model",

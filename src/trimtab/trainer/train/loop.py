@@ -71,9 +71,13 @@ def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
     if trainer.recorder is not None:
         record_step(trainer.recorder, progress.step, experience, finished, trainer.objective)
     failpoints.failpoint("step.done")
-    metrics = step_metrics(experience, results, trainer.config.reward) | measured | trainer.take_seconds()
+    leads = trainer.world.leads  # the only one that has texts and verdicts
+    metrics = trainer.world.from_leader(step_metrics(experience, results, trainer.config.reward) if leads else {})
+    metrics |= measured | trainer.take_seconds()
     if trainer.config.update.warmup_steps or trainer.config.decay_steps is not None:
         metrics["update/lr"] = trainer.optimizer.param_groups[0]["lr"]
+    if not leads:
+        return StepResult(metrics)
     nonfinite = nonfinite_records(progress.step, experience, results)
     return StepResult(metrics, nonfinite, sample_texts(experience.rollouts.responses))
 

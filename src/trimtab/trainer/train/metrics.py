@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.data import Sample
 from trimtab.grading import VERDICT_KINDS
 from trimtab.objectives import METRICS as OBJECTIVE_METRICS
 from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quantile, share_count, spurious
@@ -20,7 +21,7 @@ from trimtab.text import percent
 from trimtab.trainer.config import TASK_TERM, RewardConfig
 from trimtab.trainer.model import UpdateResult
 from trimtab.trainer.train.reporting import SampleText
-from trimtab.trainer.train.responses import CONVERSATION_METRICS, GradedResponse, conversation_metrics
+from trimtab.trainer.train.responses import CONVERSATION_METRICS, conversation_metrics
 from trimtab.trainer.train.rollouts import accuracy_by_source, has_reward_spread
 from trimtab.trainer.train.scoring import Experience
 
@@ -139,10 +140,10 @@ def _token_metrics(batch: TokenBatch) -> dict[str, float]:
     return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
 
-def _response_metrics(responses: Sequence[GradedResponse], config: RewardConfig) -> dict[str, float]:
+def _response_metrics(responses: Sequence[Sample], config: RewardConfig) -> dict[str, float]:
     if not responses:
         return {}
-    groups: dict[int, list[GradedResponse]] = {}
+    groups: dict[int, list[Sample]] = {}
     for response in responses:
         groups.setdefault(response.group, []).append(response)
     right = [r.verdict.kind == "correct" for r in responses]
@@ -158,18 +159,18 @@ def _response_metrics(responses: Sequence[GradedResponse], config: RewardConfig)
     }
 
 
-def _conversation_metrics(responses: Sequence[GradedResponse]) -> dict[str, float]:
+def _conversation_metrics(responses: Sequence[Sample]) -> dict[str, float]:
     held = [response for response in responses if response.conversation is not None]
     conversations = [response.conversation for response in held if response.conversation is not None]
     return conversation_metrics(conversations, [response.has_void_turn for response in held])
 
 
-def _graded_metrics(responses: Sequence[GradedResponse]) -> dict[str, float]:
+def _graded_metrics(responses: Sequence[Sample]) -> dict[str, float]:
     graded = any(r.verdict.score is not None for r in responses)
     return {"reward/score": fmean(r.verdict.value for r in responses)} if graded else {}
 
 
-def term_metrics(groups: Sequence[Sequence[GradedResponse]], config: RewardConfig) -> dict[str, float]:
+def term_metrics(groups: Sequence[Sequence[Sample]], config: RewardConfig) -> dict[str, float]:
     """Return for each of several rewards its mean before its weight, and how much it differs within groups."""
     metrics: dict[str, float] = {}
     for name in [TASK_TERM, *config.terms] if config.terms else []:
@@ -188,7 +189,7 @@ def describe_metric(name: str) -> str:
     return "mean of this reward over the responses trained on, before its weight is applied"
 
 
-def _verdict_shares(responses: Sequence[GradedResponse]) -> dict[str, float]:
+def _verdict_shares(responses: Sequence[Sample]) -> dict[str, float]:
     """Return the share of each kind of verdict that is neither correct nor wrong."""
     # A response on which the rule of a term failed is no better than one on which the task's did.
     kinds = ["crashed" if response.failed else response.verdict.kind for response in responses]

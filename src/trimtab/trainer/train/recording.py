@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,24 +9,17 @@ from typing import Any
 
 import torch
 
-from trimtab.agents import Call
-from trimtab.data import Response
-from trimtab.objectives import Objective, Plan, TokenBatch, segment_ids, token_bytes
+from trimtab.objectives import Objective, Plan, TokenBatch, token_bytes
 from trimtab.record import (
     RECORDS_FOLDER,
     Manifest,
-    Observation,
-    RecordedCall,
-    RecordedResponse,
     Recorder,
     RecordSettings,
     Vocabulary,
-    arguments_text,
     rewind,
     update_record,
 )
 from trimtab.trainer.model import UpdateResult, tool_tokens
-from trimtab.trainer.train.responses import GradedResponse
 from trimtab.trainer.train.run_state import versions
 from trimtab.trainer.train.scoring import Experience, Minibatch
 from trimtab.trainer.train.trainer import Trainer
@@ -66,7 +58,7 @@ def start_recording(
     )
     size = int(policy.lm_head.weight.shape[0])  # type: ignore[index]
     vocabulary, device = tokenizer_vocabulary(policy.tokenizer, size), policy.device.type
-    recorder = Recorder(folder / RECORDS_FOLDER, manifest, vocabulary, warn, find_segments=segment_ids, device=device)
+    recorder = Recorder(folder / RECORDS_FOLDER, manifest, vocabulary, warn, device=device)
     recorder.keep(kept)
     recorder.start(step)
     return recorder
@@ -111,46 +103,11 @@ def record_step(
             record.columns["tool_tokens"] = torch.from_numpy(tool_tokens(update.minibatch.transcripts))
     recorder.record_step(
         step,
-        [recorded_response(response) for response in experience.rollouts.responses],
+        experience.rollouts.responses,
         records,
         observed_entropy=observed_entropy(experience.batch),
         controllers=objective.state_dict(),
     )
-
-
-def recorded_response(graded: GradedResponse) -> RecordedResponse:
-    """Return what is recorded of a graded response."""
-    conversation = graded.conversation
-    return RecordedResponse(
-        prompt=graded.prompt,
-        tokens=graded.response.sampled_tokens,
-        group=graded.group,
-        sample=graded.response.sample,
-        reward=graded.reward,
-        verdict=graded.verdict.kind,
-        finished=graded.response.finished,
-        extracted=graded.verdict.extracted or "",
-        answer=graded.problem.answer,
-        source=graded.problem.source,
-        rewards=json.dumps(dict(graded.terms)) if graded.terms else "",
-        observations=observations(graded.response),
-        calls=[recorded_call(call) for call in conversation.calls] if conversation else (),
-        ended=conversation.ended or "" if conversation else "",
-    )
-
-
-def recorded_call(call: Call) -> RecordedCall:
-    """Return what is recorded of a call."""
-    return RecordedCall(call.turn, call.tool, arguments_text(call.arguments), call.outcome, call.seconds)
-
-
-def observations(response: Response) -> list[Observation]:
-    """Return what the policy did not sample in a response."""
-    found, not_sampled = list[Observation](), 0
-    for start, end in response.observed:
-        found.append(Observation(start - not_sampled, response.tokens[start:end]))
-        not_sampled += end - start
-    return found
 
 
 def observed_entropy(batch: TokenBatch) -> float | None:

@@ -4,33 +4,44 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
 from trimtab.agents import Conversation
-from trimtab.data import Problem, PromptTokens, Response, SamplingOptions, stream_index
-from trimtab.grading import RuleErrors, Submission, Verdict, grade_submissions
+from trimtab.data import Group, Problem, Sample, SamplingOptions, stream_index
+from trimtab.grading import RuleErrors, Verdict
 from trimtab.text import one_line, shorten
 from trimtab.trainer.train.reporting import SampleText
 from trimtab.trainer.train.responses import (
-    GradedResponse,
-    Group,
-    Rollouts,
     choose_flips,
-    combined_reward,
     conversation_text,
     encode_prompts,
     evaluation_metrics,
-    flipped_verdict,
-    grade_conversations,
     grade_terms,
     refuse_noisy_numbers,
+    set_reward,
+    set_verdicts,
 )
 from trimtab.trainer.train.trainer import RunProgress, Trainer
 
 MOST_SOURCES = 20  # data sources with an accuracy of their own, the most frequent
 SAMPLES_LOGGED = 4  # responses of a step that loggers get
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The samples of a step, in the order of training and split into mini-batches.
+
+    `position` is where the next step starts in the stream of prompts. `noisy`: `reward.noise` is on.
+    """
+
+    responses: list[Sample]
+    minibatch_sizes: list[int]
+    position: int = 0
+    dropped_groups: int = 0
+    excluded: Sequence[Sample] = ()
+    noisy: bool = False
 
 
 def collect_rollouts(trainer: Trainer, progress: RunProgress) -> Rollouts:
@@ -79,7 +90,8 @@ def sample_and_grade(
     """Sample responses to numbered problems and grade them; return one group per problem.
 
     In training there are also the rewards of `reward.terms`, and `reward.noise` flips some verdicts. Each of several
-    processes samples and grades its share of the problems; all of them get all groups.
+    processes samples and grades its share of the problems. Rank 0 gets all groups; in training the others get what they
+    plan and train with.
     """
     world = trainer.world
     own = problems[world.share(len(problems))]
@@ -89,88 +101,73 @@ def sample_and_grade(
     if not world.parallel:
         return groups
     tool_errors = [] if trainer.tool_use is None else trainer.tool_use.take_errors()
-    shares = world.gather((groups, trainer.rule_errors, tool_errors))
-    trainer.rule_errors = RuleErrors.merged([errors for _, errors, _ in shares]) if world.leads else RuleErrors()
-    if trainer.tool_use is not None and world.leads:
+    shares = world.collect((groups, trainer.rule_errors, tool_errors))
+    trainer.rule_errors = RuleErrors.merged([errors for _, errors, _ in shares])
+    if trainer.tool_use is not None:
         trainer.tool_use.errors = [error for _, _, errors in shares for error in errors]
-    return [group for share, _, _ in shares for group in share]
+    groups = [group for share, _, _ in shares for group in share]
+    if not training:
+        return groups
+    to_train = world.from_leader([[sample.to_train() for sample in group] for group in groups])
+    return groups if world.leads else to_train
 
 
 def sample_and_grade_alone(
     trainer: Trainer, problems: Sequence[tuple[int, Problem]], step: int, options: SamplingOptions, training: bool
 ) -> list[Group]:
     """Sample and grade in this process."""
-    config = trainer.config
+    rewards, limit = trainer.config.reward, trainer.config.rollout.max_new_tokens
+    noise = rewards.noise if training else 0.0
     with trainer.timed("time/sampling"):
-        prompts, sampled, texts, held = sample(trainer, problems, step, options)
-    pairs = [
-        (problem, response) for (_, problem), responses in zip(problems, sampled, strict=True) for response in responses
-    ]
-    items = [
-        Submission.of(text, problem, response.num_sampled, response.finished)
-        for text, (problem, response) in zip(texts, pairs, strict=True)
-    ]
-    # One call for all responses: the graders work on the list in parallel.
-    rules, noise = [problem.rule for problem, _ in pairs], config.reward.noise if training else 0.0
+        groups = sample(trainer, problems, step, options)
+    samples = [sample for group in groups for sample in group]
     with trainer.timed("time/grading"):
-        verdicts = grade_conversations(items, rules, held) if held else grade_submissions(items, rules)
-        terms = grade_terms(items, config.reward) if training else [{} for _ in items]
+        set_verdicts(samples)
+        terms = grade_terms(samples, rewards) if training else [{} for _ in samples]
     if noise:
-        refuse_noisy_numbers(rules, verdicts)
-    _note_errors(trainer, pairs, items, verdicts, terms)
-    conversations: list[Conversation | None] = [*held] or [None] * len(texts)
-    graded = iter(zip(texts, verdicts, terms, conversations, strict=True))
+        refuse_noisy_numbers(samples)
     flips = choose_flips([number for number, _ in problems], step, options, noise)
-    groups = []
-    for (number, problem), prompt, responses, flip in zip(problems, prompts, sampled, flips, strict=True):
-        group = []
-        for response in responses:
-            text, verdict, found, conversation = next(graded)
-            rewarded = flipped_verdict(verdict) if flip[response.sample] else verdict
-            flipped = rewarded != verdict
-            reward = combined_reward(rewarded, found, response, config.reward, config.rollout.max_new_tokens)
-            failed = any(each.kind == "crashed" for each in (verdict, *found.values()))
-            one = GradedResponse(
-                problem, prompt.ids, response, text, verdict, reward.value or 0.0, number, reward.value is None,
-                flipped, reward.terms, failed, conversation,
-            )  # fmt: skip
-            void = training and config.reward.void_turns == "exclude" and one.has_void_turn
-            group.append(replace(one, excluded=True) if void else one)
-        groups.append(group)
+    for number, (graded, found) in enumerate(zip(samples, terms, strict=True)):
+        _note_errors(trainer, graded, found)
+        flip = flips[number // options.samples][graded.response.sample]
+        set_reward(graded, found, flip, rewards, limit, training)
     return groups
 
 
 def sample(
     trainer: Trainer, problems: Sequence[tuple[int, Problem]], step: int, options: SamplingOptions
-) -> tuple[list[PromptTokens], list[list[Response]], list[str], list[Conversation]]:
-    """Sample responses to numbered problems; return prompts, responses by prompt, the texts to grade, conversations.
-
-    Without tools there are no conversations; with them the text to grade is the last message, never a tool's.
-    """
+) -> list[Group]:
+    """Sample responses to numbered problems; with tools they are conversations, whose last messages are graded."""
     limits, policy, tool_use = trainer.config.rollout, trainer.policy, trainer.tool_use
     prompts = encode_prompts(policy, problems, limits.max_prompt_tokens, limits.max_new_tokens, tool_use)
+    held: list[Conversation | None]
     if tool_use is None:
         sampled = trainer.sampler.sample(prompts, step, options)
-        texts = policy.decode_batch([response.tokens for responses in sampled for response in responses])
-        return prompts, sampled, texts, []
-    sampled, held = tool_use.sample(trainer.sampler, [problem for _, problem in problems], prompts, step, options)
-    return prompts, sampled, [conversation.last_message for conversation in held], held
+        texts = policy.decode_batch([response.tokens.tolist() for responses in sampled for response in responses])
+        held = [None] * len(texts)
+    else:
+        just_problems = [problem for _, problem in problems]
+        sampled, conversations = tool_use.sample(trainer.sampler, just_problems, prompts, step, options)
+        texts = [conversation.last_message for conversation in conversations]
+        held = [*conversations]
+    told = zip(texts, held, strict=True)
+    groups = []
+    for (number, problem), prompt, responses in zip(problems, prompts, sampled, strict=True):
+        group = []
+        for response in responses:
+            text, conversation = next(told)
+            group.append(Sample(problem, text, prompt.ids, response, number, conversation))
+        groups.append(group)
+    return groups
 
 
-def _note_errors(
-    trainer: Trainer,
-    pairs: Sequence[tuple[Problem, Response]],
-    items: Sequence[Submission],
-    verdicts: Sequence[Verdict],
-    terms: Sequence[Mapping[str, Verdict]],
-) -> None:
-    for (problem, _), item, verdict, found in zip(pairs, items, verdicts, terms, strict=True):
-        trainer.rule_errors.add(problem.rule, verdict, item)
-        for name, each in found.items():
-            trainer.rule_errors.add(trainer.config.reward.terms[name].rule, each, item)
+def _note_errors(trainer: Trainer, sample: Sample, terms: Mapping[str, Verdict]) -> None:
+    trainer.rule_errors.add(sample.problem.rule, sample.verdict, sample)
+    for name, verdict in terms.items():
+        trainer.rule_errors.add(trainer.config.reward.terms[name].rule, verdict, sample)
 
 
-def sample_texts(responses: Sequence[GradedResponse], count: int = SAMPLES_LOGGED) -> list[SampleText]:
+def sample_texts(responses: Sequence[Sample], count: int = SAMPLES_LOGGED) -> list[SampleText]:
     """Return some responses of a step as text, from short to long: evenly spaced in the order of training."""
     some = [responses[n * len(responses) // count] for n in range(min(count, len(responses)))]
     return [
@@ -185,12 +182,12 @@ def sample_texts(responses: Sequence[GradedResponse], count: int = SAMPLES_LOGGE
     ]
 
 
-def has_reward_spread(group: Sequence[GradedResponse]) -> bool:
+def has_reward_spread(group: Sequence[Sample]) -> bool:
     """Return whether the rewards of a group differ; if they do not, all its advantages are zero."""
     return len({response.reward for response in group if not response.excluded}) > 1
 
 
-def remove_excluded(groups: list[Group]) -> tuple[list[Group], list[GradedResponse]]:
+def remove_excluded(groups: list[Group]) -> tuple[list[Group], list[Sample]]:
     """Split off the responses that are not trained on: return the remaining groups, and the excluded responses."""
     kept, excluded = [], []
     for group in groups:
@@ -203,7 +200,7 @@ def remove_excluded(groups: list[Group]) -> tuple[list[Group], list[GradedRespon
     return kept, excluded
 
 
-def split_into_minibatches(groups: list[Group], minibatches: int) -> tuple[list[GradedResponse], list[int]]:
+def split_into_minibatches(groups: list[Group], minibatches: int) -> tuple[list[Sample], list[int]]:
     """Split groups into mini-batches of whole groups; return all responses in order, and the mini-batches' sizes."""
     responses, sizes = [], []
     # With groups dropped or excluded the mini-batches differ by up to one group, and some may be empty.
@@ -211,7 +208,7 @@ def split_into_minibatches(groups: list[Group], minibatches: int) -> tuple[list[
     for low, high in pairwise(bounds):
         minibatch = [response for group in groups[low:high] for response in group]
         # Micro-batches are cut in this order: neighbours of similar length leave little padding.
-        responses += sorted(minibatch, key=lambda response: len(response.transcript))
+        responses += sorted(minibatch, key=len)
         sizes.append(len(minibatch))
     return responses, [size for size in sizes if size]
 
@@ -229,6 +226,14 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
     seconds = dict(trainer.seconds)  # an evaluation's sampling and grading are not the training's
     groups = sample_and_grade(trainer, problems, -1, config.sampling_options(samples=1, temperature=0.0))
     trainer.seconds = seconds
+    if trainer.tool_use is not None:
+        trainer.tool_use.take_times()
+    return trainer.world.from_leader(_evaluation_metrics(trainer, problems, groups) if trainer.world.leads else {})
+
+
+def _evaluation_metrics(
+    trainer: Trainer, problems: Sequence[tuple[int, Problem]], groups: Sequence[Group]
+) -> dict[str, float]:
     graded = [(problem.source, group[0].verdict) for (_, problem), group in zip(problems, groups, strict=True)]
     graded = [(source, verdict) for source, verdict in graded if verdict.kind != "crashed"]
     metrics = dict[str, float]()
@@ -241,11 +246,10 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
         metrics["eval/crashed_share"] = 1 - len(graded) / len(problems)
     if trainer.seen_share:
         metrics["eval/seen_share"] = trainer.seen_share
-    if len(problems) < config.run.eval_problems:
+    if len(problems) < trainer.config.run.eval_problems:
         metrics["eval/problems"] = len(problems)
     if trainer.tool_use is not None:
         metrics |= evaluation_metrics([group[0].conversation for group in groups if group[0].conversation is not None])
-        trainer.tool_use.take_times()
     return metrics
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 
+from trimtab.data import Sample
 from trimtab.objectives import Moments, NotFiniteError, Objective, TokenBatch, segment_ids
 from trimtab.trainer.model import (
     Policy,
@@ -20,7 +21,7 @@ from trimtab.trainer.model import (
     to_device,
     tool_tokens,
 )
-from trimtab.trainer.train.responses import GradedResponse, Rollouts
+from trimtab.trainer.train.rollouts import Rollouts
 from trimtab.trainer.train.trainer import Trainer
 
 
@@ -44,6 +45,7 @@ class Experience:
 
     rollouts: Rollouts
     batch: TokenBatch
+    transcripts: list[Transcript]
     nonfinite: NotFiniteError | None = None
 
     def minibatches(self, passes: int = 1) -> Iterator[Minibatch]:
@@ -52,25 +54,29 @@ class Experience:
         bounds = list(pairwise(accumulate(sizes, initial=0)))
         for number, (first, last) in enumerate(bounds * passes):
             last_pass = number >= len(bounds) * (passes - 1)
-            transcripts = [response.transcript for response in self.rollouts.responses[first:last]]
             # Lazily, so that the tensors of one mini-batch exist at a time.
-            yield Minibatch(number, first, self.batch.select(first, last), transcripts, last_pass)
+            yield Minibatch(number, first, self.batch.select(first, last), self.transcripts[first:last], last_pass)
 
 
 def score_rollouts(trainer: Trainer, rollouts: Rollouts) -> Experience:
     """Score the rollouts of a step; a value that is not finite makes the step an empty one."""
+    transcripts = transcripts_of(rollouts.responses)
     try:
-        return Experience(rollouts, score_responses(trainer, rollouts.responses))
+        return Experience(rollouts, score_responses(trainer, rollouts.responses, transcripts), transcripts)
     except NotFiniteError as error:
-        return Experience(rollouts, empty_batch(trainer.policy, trainer.objective), error)
+        return Experience(rollouts, empty_batch(trainer.policy, trainer.objective), transcripts, error)
 
 
-def score_responses(trainer: Trainer, responses: Sequence[GradedResponse]) -> TokenBatch:
+def transcripts_of(samples: Sequence[Sample]) -> list[Transcript]:
+    """Return the tokens of samples as forward passes read them."""
+    return [Transcript(sample.prompt, sample.response.tokens, sample.response.observed) for sample in samples]
+
+
+def score_responses(trainer: Trainer, responses: Sequence[Sample], transcripts: Sequence[Transcript]) -> TokenBatch:
     """Return the token batch of graded responses, with every field that the objective needs."""
     policy, objective = trainer.policy, trainer.objective
     if not responses:
         return empty_batch(policy, objective)
-    transcripts = [response.transcript for response in responses]
     sampled = trainer.config.update.old_stats == "sampled"
     scores = _sampled_moments(policy, responses) if sampled else _score(trainer, policy, transcripts)
     # A GPU is still computing the scores: whatever the host prepares before `TokenBatch` checks them costs no time.
@@ -82,7 +88,7 @@ def score_responses(trainer: Trainer, responses: Sequence[GradedResponse]) -> To
         after_tool = torch.from_numpy(tool_tokens(transcripts)) > 0
         segments = segment_ids(token, policy.tokenizer, sequence=sequence, after_tool=after_tool)
         integers.append(segments.numpy())
-    logps = np.fromiter(chain.from_iterable(response.response.logp for response in responses), np.float32)
+    logps = np.concatenate([response.response.logp for response in responses])
     rewards = np.array([response.reward for response in responses], np.float32)
     advantages = objective.advantages(torch.from_numpy(rewards), torch.from_numpy(integers[2])).numpy()
     # One copy to the GPU per dtype instead of one per column.
@@ -119,7 +125,7 @@ def measured_change(trainer: Trainer, experience: Experience) -> dict[str, float
     if not experience.batch.tokens:
         return {}
     # Of the same tokens: the next rollout has other prompts, whose entropies differ by more than an update moves them.
-    after = _score(trainer, trainer.policy, [response.transcript for response in experience.rollouts.responses])
+    after = _score(trainer, trainer.policy, experience.transcripts)
     assert experience.batch.entropy is not None
     return {"update/entropy_change": float(after.entropy.mean() - experience.batch.entropy.mean())}
 
@@ -132,7 +138,7 @@ def empty_batch(policy: Policy, objective: Objective) -> TokenBatch:
     return TokenBatch(old_logp=none, advantage=none, sequence=none, **fields)  # type: ignore[arg-type]
 
 
-def _sampled_moments(policy: Policy, responses: Sequence[GradedResponse]) -> Moments:
+def _sampled_moments(policy: Policy, responses: Sequence[Sample]) -> Moments:
     """Return the moments that the sampler has of every token, for `update.old_stats = "sampled"`."""
     found = [each.response.moments for each in responses if each.response.moments is not None]
     return Moments(*to_device(policy.device, *np.concatenate(found, axis=1)))

@@ -49,6 +49,10 @@ class ThreadWorld(World):
     def gather(self, value: Any) -> list[Any]:
         return self.meeting.exchange(self.rank, value)
 
+    def collect(self, value: Any) -> list[Any]:
+        values = self.meeting.exchange(self.rank, value)
+        return values if self.leads else []
+
     def gather_columns(self, own: Tensor, counts: Sequence[int]) -> Tensor:
         parts = self.meeting.exchange(self.rank, own.clone())
         assert [part.shape[-1] for part in parts] == list(counts)
@@ -163,7 +167,9 @@ def _watched(ranks: Sequence[Trained], plans: Sequence[Plan]) -> Iterator[None]:
 
     def score(trainer: Trainer, rollouts: Any) -> Experience:
         rank, experience = by_trainer[id(trainer)], before[0](trainer, rollouts)
-        rank.tokens.append([(r.group, r.response.sample, r.response.tokens, r.reward) for r in rollouts.responses])
+        rank.tokens.append(
+            [(r.group, r.response.sample, r.response.tokens.tolist(), r.reward) for r in rollouts.responses]
+        )
         rank.seen.append(("observe", experience.batch))
         return experience
 

@@ -83,7 +83,7 @@ def prompts(*lengths: int) -> list[PromptTokens]:
 
 def tokens(groups: list[list[Response]]) -> list[list[list[int]]]:
     """Return the tokens of all responses."""
-    return [[response.tokens for response in group] for group in groups]
+    return [[response.tokens.tolist() for response in group] for group in groups]
 
 
 def assert_same(actual: list[list[Response]], reference: list[list[Response]], tolerance: float = 2e-5) -> None:

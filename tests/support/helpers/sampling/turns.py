@@ -62,11 +62,13 @@ class RandomTurns:
             for sample, response in enumerate(group):
                 messages = self.messages.get((prompt, sample), [])
                 given = [tokens for tokens in self.given.get((prompt, sample), []) if tokens is not None]
-                observed = [response.tokens[start:end] for start, end in response.observed]
+                observed = [response.tokens[start:end].tolist() for start, end in response.observed]
                 assert response.num_sampled == len(response.logp) == len(response.sampled_tokens) <= limit
                 assert response.finished == (response.tokens[-1] in ends)
-                cut = [] if response.finished else [response.messages[-1]]
-                assert response.messages == messages + cut, "a message that was cut is not submitted"
+                cut = [] if response.finished else [response.messages[-1].tolist()]
+                assert [message.tolist() for message in response.messages] == messages + cut, (
+                    "a message that was cut is not submitted"
+                )
                 dropped = response.finished and response.num_sampled == limit  # no token is left to answer a reply
                 assert observed == given or (dropped and observed == given[:-1])
         assert not self.waiting, "every reply was taken"

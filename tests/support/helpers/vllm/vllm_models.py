@@ -62,7 +62,7 @@ def prompts(policy: Policy, texts: list[str] = PROMPTS) -> list[PromptTokens]:
 
 def tokens(groups: list[list[Response]]) -> list[list[list[int]]]:
     """Return the tokens of all responses."""
-    return [[response.tokens for response in group] for group in groups]
+    return [[response.tokens.tolist() for response in group] for group in groups]
 
 
 def logp_of(groups: list[list[Response]]) -> torch.Tensor:

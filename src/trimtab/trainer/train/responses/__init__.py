@@ -6,8 +6,7 @@ from trimtab.trainer.train.responses.conversation_metrics import (
     conversation_text,
     evaluation_metrics,
 )
-from trimtab.trainer.train.responses.conversations import ToolUse, build_tool_use, build_tools, grade_conversations
-from trimtab.trainer.train.responses.graded import GradedResponse, Group, Rollouts
+from trimtab.trainer.train.responses.conversations import ToolUse, build_tool_use, build_tools, set_verdicts
 from trimtab.trainer.train.responses.prompts import (
     check_positions,
     check_prompts,
@@ -19,20 +18,17 @@ from trimtab.trainer.train.responses.prompts import (
     some_problems,
 )
 from trimtab.trainer.train.responses.rewards import (
-    Reward,
     choose_flips,
-    combined_reward,
-    flipped_verdict,
     grade_terms,
     refuse_noisy_numbers,
     reward_of,
+    set_reward,
 )
 from trimtab.trainer.train.responses.worked import worked_transcript
 
 __all__ = [
-    "CONVERSATION_METRICS", "GradedResponse", "Group", "Reward", "Rollouts", "ToolUse", "build_tool_use",
-    "build_tools", "check_positions", "check_prompts", "choose_flips", "combined_reward", "conversation_metrics",
-    "conversation_text", "drop_long_prompts", "encode_problems", "encode_prompts", "evaluation_metrics",
-    "flipped_verdict", "grade_conversations", "grade_terms", "longest_prompt", "prompt_lengths",
-    "refuse_noisy_numbers", "reward_of", "some_problems", "worked_transcript",
+    "CONVERSATION_METRICS", "ToolUse", "build_tool_use", "build_tools", "check_positions", "check_prompts",
+    "choose_flips", "conversation_metrics", "conversation_text", "drop_long_prompts", "encode_problems",
+    "encode_prompts", "evaluation_metrics", "grade_terms", "longest_prompt", "prompt_lengths", "refuse_noisy_numbers",
+    "reward_of", "set_reward", "set_verdicts", "some_problems", "worked_transcript",
 ]  # fmt: skip

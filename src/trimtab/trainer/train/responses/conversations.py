@@ -9,8 +9,8 @@ from typing import Any
 
 from trimtab import failpoints
 from trimtab.agents import Conversation, Conversations, Limits, ReplyTemplate, ToolSet
-from trimtab.data import Problem, PromptTokens, Reply, Response, Sampler, SamplingOptions
-from trimtab.grading import Submission, Verdict, grade_submissions, verdict_of
+from trimtab.data import Problem, PromptTokens, Reply, Response, Sample, Sampler, SamplingOptions
+from trimtab.grading import Verdict, grade_samples, verdict_of
 from trimtab.trainer.config import Config
 from trimtab.trainer.model import Policy
 
@@ -136,14 +136,15 @@ class TimedTurns:
         return replies
 
 
-def grade_conversations(
-    items: Sequence[Submission], rules: Sequence[str], held: Sequence[Conversation]
-) -> list[Verdict]:
-    """Return the environment's verdict on each conversation; where it has none, that of the task's rule."""
-    verdicts = [environment_verdict(conversation) for conversation in held]
-    rest = [row for row, verdict in enumerate(verdicts) if verdict is None]
-    graded = iter(grade_submissions([items[row] for row in rest], [rules[row] for row in rest]))
-    return [next(graded) if verdict is None else verdict for verdict in verdicts]
+def set_verdicts(samples: Sequence[Sample]) -> None:
+    """Set the verdict of each sample: its environment's or, without one, that of the task's rule."""
+    for sample in samples:
+        if sample.conversation is not None and (judged := environment_verdict(sample.conversation)) is not None:
+            sample.verdict = judged
+    # One call for all: the graders work on the list in parallel.
+    rest = [sample for sample in samples if sample.verdict is None]
+    for sample, verdict in zip(rest, grade_samples(rest), strict=True):
+        sample.verdict = verdict
 
 
 def environment_verdict(conversation: Conversation) -> Verdict | None:

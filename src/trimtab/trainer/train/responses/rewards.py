@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from trimtab.data import Response, SamplingOptions
-from trimtab.grading import Submission, Verdict, VerdictKind, grade_submissions
+from trimtab.data import Response, Sample, SamplingOptions
+from trimtab.grading import Verdict, VerdictKind, grade_samples
 from trimtab.trainer.config import TASK_TERM, RewardConfig
 from trimtab.trainer.sampling import rng_keys, uniform
 
 # Where a grader compares an answer it may err; without an answer, or without a verdict, there is nothing to flip.
 OPPOSITE: dict[VerdictKind, VerdictKind] = {"correct": "wrong", "wrong": "correct"}
-
-
-@dataclass(frozen=True)
-class Reward:
-    """The reward of a response; `value` is None if it is excluded from training.
-
-    `terms` has each reward by itself and before its weight, by name, where there are several.
-    """
-
-    value: float | None
-    terms: Mapping[str, float] = field(default_factory=dict)
 
 
 def reward_of(verdict: Verdict, response: Response, config: RewardConfig, limit: int) -> float | None:
@@ -39,11 +27,18 @@ def reward_of(verdict: Verdict, response: Response, config: RewardConfig, limit:
     return reward
 
 
-def combined_reward(
-    verdict: Verdict, terms: Mapping[str, Verdict], response: Response, config: RewardConfig, limit: int
-) -> Reward:
-    """Return the reward of a response from the verdict of the task's rule and those of `reward.terms`."""
-    total, paid = reward_of(verdict, response, config, limit), _paid(verdict, config)
+def set_reward(
+    sample: Sample, terms: Mapping[str, Verdict], flip: bool, config: RewardConfig, limit: int, training: bool
+) -> None:
+    """Set the reward of a graded sample from its verdict and those of `reward.terms`.
+
+    With `flip` a right answer gets the reward of a wrong one, and the reverse.
+    """
+    rewarded = Verdict(OPPOSITE[sample.verdict.kind]) if flip and sample.verdict.kind in OPPOSITE else sample.verdict
+    sample.flipped = rewarded != sample.verdict
+    sample.failed = any(each.kind == "crashed" for each in (sample.verdict, *terms.values()))
+    total = reward_of(rewarded, sample.response, config, limit)
+    paid = _paid(rewarded, config)
     values: dict[str, float] = {TASK_TERM: paid} if terms and paid is not None else {}
     for name, found in terms.items():
         term = config.terms[name]
@@ -51,11 +46,14 @@ def combined_reward(
         if value is not None:
             values[name] = value
         total = None if total is None or value is None else total + term.weight * value
-    if total is not None and (terms or verdict.score is not None):
+    if total is not None and (terms or rewarded.score is not None):
         # Advantages are computed in float32. Sums that differ only beyond it, as 0.1 + 0.2 and 0.3, would make a group
         # look mixed, and its rounding errors would be normalised to advantages of 1.
         total = float(np.float32(total))
-    return Reward(total, values)
+    void = training and config.void_turns == "exclude" and sample.has_void_turn
+    sample.reward = total or 0.0
+    sample.terms = values
+    sample.excluded = total is None or void
 
 
 def _paid(verdict: Verdict, config: RewardConfig) -> float | None:
@@ -65,10 +63,10 @@ def _paid(verdict: Verdict, config: RewardConfig) -> float | None:
     return config.of(verdict.kind)
 
 
-def grade_terms(items: Sequence[Submission], config: RewardConfig) -> list[dict[str, Verdict]]:
-    """Grade each response by the rules of `reward.terms`; return its verdicts by name."""
-    columns = {name: grade_submissions(items, term.rule, term.options) for name, term in config.terms.items()}
-    return [{name: column[row] for name, column in columns.items()} for row in range(len(items))]
+def grade_terms(samples: Sequence[Sample], config: RewardConfig) -> list[dict[str, Verdict]]:
+    """Grade each sample by the rules of `reward.terms`; return its verdicts by name."""
+    columns = {name: grade_samples(samples, term.rule, term.options) for name, term in config.terms.items()}
+    return [{name: column[row] for name, column in columns.items()} for row in range(len(samples))]
 
 
 def choose_flips(numbers: Sequence[int], step: int, options: SamplingOptions, noise: float) -> list[list[bool]]:
@@ -79,16 +77,12 @@ def choose_flips(numbers: Sequence[int], step: int, options: SamplingOptions, no
     return flips
 
 
-def flipped_verdict(verdict: Verdict) -> Verdict:
-    """Return the opposite verdict, for `reward.noise`."""
-    return Verdict(OPPOSITE[verdict.kind]) if verdict.kind in OPPOSITE else verdict
-
-
-def refuse_noisy_numbers(rules: Sequence[str], verdicts: Sequence[Verdict]) -> None:
-    """Refuse `reward.noise` where a rule gives numbers."""
-    for rule, verdict in zip(rules, verdicts, strict=True):
-        if verdict.score is not None:
+def refuse_noisy_numbers(samples: Sequence[Sample]) -> None:
+    """Refuse `reward.noise` if a rule gives numbers."""
+    for sample in samples:
+        if sample.verdict.score is not None:
             raise ValueError(
-                f"reward.noise rewards right answers as wrong ones and the reverse, but the rule {rule} returned "
-                f"{verdict.score:g}, and a number has no opposite: set reward.noise = 0, or let it return True or False"
+                f"reward.noise rewards right answers as wrong ones and the reverse, but the rule {sample.problem.rule} "
+                f"returned {sample.verdict.score:g}, and a number has no opposite: set reward.noise = 0, or let it "
+                "return True or False"
             )
