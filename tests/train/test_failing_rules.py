@@ -23,6 +23,7 @@ from trimtab.grading import Verdict, grade
 from trimtab.grading.verdicts import VerdictKind
 from trimtab.insight.alarms import AlarmMonitor
 from trimtab.trainer.config import Config
+from trimtab.trainer.parallel import World
 from trimtab.trainer.train import RunStoppedError, StopReason, rollouts
 from trimtab.trainer.train.loop import train
 from trimtab.trainer.train.run import MAX_CRASHED_STEPS
@@ -156,7 +157,12 @@ def test_held_out_problems_without_a_verdict_are_neither_right_nor_wrong(
     groups = [[SimpleNamespace(verdict=Verdict(kind))] for kind in kinds]
     monkeypatch.setattr(rollouts, "sample_and_grade", lambda *_: groups)
     trainer: Any = SimpleNamespace(
-        test_task=[SimpleNamespace(source="sums")] * 4, config=Config(), tool_use=None, seconds={}, seen_share=0.0
+        test_task=[SimpleNamespace(source="sums")] * 4,
+        config=Config(),
+        tool_use=None,
+        seconds={},
+        seen_share=0.0,
+        world=World(),
     )
     found = rollouts.evaluate(trainer)
     assert (found["eval/accuracy"], found["eval/crashed_share"]) == (0.5, 0.5)
