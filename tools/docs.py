@@ -27,6 +27,7 @@ from recipe_docs import recipes_page
 from trimtab.engines.options import EngineOptions
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
 from trimtab.record import COLLAPSE_DEFINITION, TABLES
+from trimtab.trainer.config import json_schema
 from trimtab.trainer.train import METRICS
 
 ROOT = Path(__file__).parent.parent
@@ -357,7 +358,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/verl.md": lambda: filled("docs/verl.md", {"options": engine_options}),
     **{name: (lambda text=text: text) for name, text in laboratory_pictures.pictures().items()},  # type: ignore[misc]
     **{f"docs/diagram-{name}.svg": diagram.svg for name, diagram in diagrams.DIAGRAMS.items()},
-    # What the command line prints without importing torch.
+    "src/trimtab/recipes/schema.json": lambda: json.dumps(json_schema(), indent=2) + "\n",
 }
 
 

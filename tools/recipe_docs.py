@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from trimtab.data import TASKS
 from trimtab.trainer.config.loading import load, packaged_recipes
 from trimtab.trainer.config.recipe import Config
+from trimtab.trainer.config.sections import description
 from trimtab.trainer.config.task_sections import TaskConfig, task_section
 
 _INTRO = """\
@@ -139,7 +140,7 @@ def _recipe_table() -> list[str]:
 
 def _key_table(section: type[BaseModel]) -> list[str]:
     rows = [
-        f"| `{key}` | {_values(field.annotation, field.metadata)} | {_default(field)} | {field.description or ''} |"
+        f"| `{key}` | {_values(field.annotation, field.metadata)} | {_default(field)} | {description(field)} |"
         for key, field in section.model_fields.items()
     ]
     return ["| key | values | default | meaning |", "|---|---|---|---|", *rows]

@@ -18,7 +18,7 @@ from trimtab.cli.launch import TrainRequest, claim_folder, recipe_name
 from trimtab.cli.summary import closing_summary, fit_lines
 from trimtab.experiments.grid import Grid
 from trimtab.text import slug
-from trimtab.trainer.config import load
+from trimtab.trainer.config import json_schema, load
 from trimtab.trainer.model import Policy
 from trimtab.trainer.sampling import NativeSampler
 from trimtab.trainer.train import accuracy_change, summarize_metrics
@@ -440,6 +440,7 @@ def test_folders_are_named_after_recipe_and_objective_and_counted(here: Path) ->
 
 def test_the_schema_is_json_and_knows_the_keys() -> None:
     schema = json.loads(trimtab("schema").output)
+    assert schema == json_schema(), "run `make docs`"
     assert {"objective", "task", "model", "rollout", "update", "run"} <= set(schema["properties"])
 
 

@@ -12,7 +12,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Literal
 
 # Not the change from one rollout to the next: their prompts differ, and a rollout that is low by chance makes trim push
@@ -130,7 +129,7 @@ def entropy_verdict(entropy: Sequence[float], target: Sequence[float]) -> Entrop
     if not pairs:
         return None
     end = pairs[-max(1, len(pairs) // LAST_SHARE) :]
-    now, goal = (fmean(values) for values in zip(*end, strict=True))
+    now, goal = (math.fsum(values) / len(values) for values in zip(*end, strict=True))
     verdict: Verdict = "held"
     if now < (1 - HELD_WITHIN) * goal:
         verdict = "below"

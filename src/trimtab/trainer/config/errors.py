@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trimtab.text import nearest, shorten, shown
+from trimtab.trainer.config.sections import description
 from trimtab.trainer.config.task_sections import task_hint, task_section
 
 MAX_LINE = 1_000  # characters; a value may be a text of any length
@@ -102,7 +103,7 @@ def describe_error(error: Any, root: type[BaseModel], task: str) -> str:
         fields = _fields_at(location, root, task)
         return f"{key} = {shown(value)}: {key} is a section, a table with the keys {', '.join(fields)}"
     if kind == "missing" and "betas" not in location:
-        return f"{key} is missing: {_section_at(location[:-1], root).model_fields[str(location[-1])].description}"
+        return f"{key} is missing: {description(_section_at(location[:-1], root).model_fields[str(location[-1])])}"
     if kind in ("missing", "too_long") and "betas" in location:  # the one list of fixed length
         key, kind = key.partition("[")[0], "tuple"
     expected = error["msg"] if kind == "union" else _expected({**error, "type": kind})

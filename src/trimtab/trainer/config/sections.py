@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from trimtab.data import check_columns
 from trimtab.own_parts import OwnPartError, errors_located, is_own, load_part, location
@@ -53,6 +54,14 @@ class Section(BaseModel):
         # TOML has no null: `--set model.reference=none` unsets an optional key of a recipe.
         kind = cls.model_fields[str(info.field_name)].annotation
         return None if value == "none" and type(None) in typing.get_args(kind) else value
+
+
+def description(field: FieldInfo) -> str:
+    """Return what a key means, with what is only known once other modules are imported."""
+    schema: dict[str, Any] = {"description": field.description or ""}
+    if callable(field.json_schema_extra):
+        field.json_schema_extra(schema)
+    return str(schema["description"])
 
 
 class ModelConfig(Section):

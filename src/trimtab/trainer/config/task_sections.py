@@ -1,6 +1,6 @@
 """The sections of a recipe about what is asked and what it pays: `[task]`, `[tools]` and `[reward]`.
 
-Graders, tools and workers are imported by the checks that need them: showing the schema takes a third less time so.
+Graders, tools and workers are imported by the checks that need them.
 """
 
 from __future__ import annotations
@@ -204,13 +204,17 @@ def _load_rule(rule: str, options: Mapping[str, Any] | None = None) -> None:
     load_rule(rule, options)
 
 
+def _name_rules(schema: dict[str, Any]) -> None:
+    """Add the names of the rules to what is said about `rule`."""
+    from trimtab.grading import RESPONSE_RULES, RULES
+
+    schema["description"] += f": {', '.join((*RESPONSE_RULES, *RULES))}"
+
+
 class RewardTerm(Section):
     """An additional reward: `weight` times the value of its rule, added to the reward of the task's rule."""
 
-    rule: str = Field(
-        description="how it is computed: format, length, language, or a rule that grades responses "
-        "([rewards.md](rewards.md))"
-    )
+    rule: str = Field(description="how it is computed", json_schema_extra=_name_rules)
     weight: float = Field(1.0, ge=-1e6, le=1e6, description="its weight in the sum of all rewards; 0 only logs it")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the rule")
     crashed: float | Literal["exclude"] = Field(
