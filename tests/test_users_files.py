@@ -135,11 +135,14 @@ def test_what_a_stress_test_removes_is_a_runs_own(finished: Path, tmp_path: Path
     shutil.copytree(finished, run)
     shutil.copytree(run / "checkpoints", run / "best")
     mine = ("checkpoints/step-00000001/notes.txt", "checkpoints/mine.pt", "best/step-00000000/mine.safetensors")
-    for place in (*mine, "model/notes.txt"):
+    for place in mine:
         put(run / place)
-    RunFolder(run).remove_weights()
-    assert all((run / place).read_text() == "of the user" for place in (*mine, "model/notes.txt"))
-    for place in (*mine, "model/notes.txt"):
+    for name in ("notes.txt", "scores.json", "mine.safetensors", "old.model"):
+        put(run / "model" / name)
+        RunFolder(run).remove_weights()
+        assert all((run / place).read_text() == "of the user" for place in (*mine, f"model/{name}"))
+        (run / "model" / name).unlink()
+    for place in mine:
         (run / place).unlink()
     RunFolder(run).remove_weights()
     assert not any((run / name).exists() for name in ("best", "checkpoints", "model"))

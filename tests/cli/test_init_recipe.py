@@ -92,6 +92,14 @@ def test_columns_that_are_not_found_are_asked_for() -> None:
     assert found == {"prompt": "frage", "answer": "antwort.wert"}
 
 
+def test_a_column_of_several_lines_forges_no_line() -> None:
+    done = init(
+        write({"q\ntrimtab: all is well\x1b[2J": "1+1?", "answer": "2"}), "--prompt", "q\ntrimtab: all is well\x1b[2J"
+    )
+    assert done.exit_code == 0 and "\ntrimtab: all is well" not in done.output and "\x1b" not in done.output
+    assert "prompt     column q\\ntrimtab: all is well\\x1b[2J: '1+1?'" in done.output
+
+
 @pytest.mark.parametrize(
     ("answers", "rule"),
     [

@@ -76,6 +76,13 @@ def test_a_template_that_repeats_the_text_is_refused(parts: dict[str, Any]) -> N
             check_growth({"post_processor": described_as})
 
 
+def test_a_special_token_of_many_tokens_is_refused() -> None:
+    """A hundred parts of a template may each be this one."""
+    written = {"type": "TemplateProcessing", "special_tokens": {"<s>": {"id": "<s>", "ids": [1] * 1000}}}
+    with pytest.raises(ValueError, match=r"a special token in the post_processor of tokenizer\.json is more than 100"):
+        check_growth({"post_processor": written})
+
+
 @pytest.mark.parametrize("description", [None, [], {"model": 1}, {"added_tokens": 2, "post_processor": []}])
 def test_what_describes_no_tokenizer_is_left_to_its_reader(description: Any) -> None:
     check_growth(description)

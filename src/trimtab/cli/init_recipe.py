@@ -65,7 +65,7 @@ def _task(
     columns["answer"] = given["answer"] or _guess(rows, ANSWER_NAMES, "answer", taken=columns["prompt"])
     values = {part: [dict(_flat(row)).get(column) for row in rows] for part, column in columns.items()}
     for part, column in columns.items():
-        print_line(f"{part:<9}  column {column}: {shorten(printable(repr(values[part][0])), 60)}")
+        print_line(f"{part:<9}  column {one_line(column)}: {shorten(printable(repr(values[part][0])), 60)}")
     answers = [str(answer) for answer in values["answer"]]
     if columns["answer"] == "answer" and columns["prompt"] == "question" and all("####" in each for each in answers):
         print_line("rule       boxed: answers end in #### and the result, as in GSM8K")

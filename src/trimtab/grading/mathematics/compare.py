@@ -107,11 +107,9 @@ def _equal_lists(truth: ParsedAnswer, extracted: ParsedAnswer, fallback: Fallbac
             return False
         if not _labelled(extracted):
             return _equal_ordered(truth, extracted, fallback)
-    elif (
-        _labelled(extracted)
-        and len({member.name.partition("_")[0] for member in extracted.members if member.kind == "equation"} - {""}) > 1
-    ):
-        return _named_in_order(extracted) and _equal_ordered(truth, extracted, fallback)
+    elif _labelled(extracted) and _has_variables(extracted):
+        # The names may stand for positions, but not beside the truth's own: `x = 1, y = 2` is not `x = 1 or x = 2`.
+        return not truth.name and _named_in_order(extracted) and _equal_ordered(truth, extracted, fallback)
     elif {member.kind for member in truth.members} == {"tuple"} and len(extracted.members) > len(truth.members):
         distinct = len({member.text for member in truth.members}) == len(truth.members)
         return distinct and _equal_sets(truth, extracted, fallback)  # a solution that is given twice
@@ -126,7 +124,8 @@ def _labelled(answer: ParsedAnswer) -> bool:
 
 def _has_variables(answer: ParsedAnswer) -> bool:
     """Return whether a list has equations of several variables, apart from their subscripts."""
-    return len({member.name.partition("_")[0] for member in answer.members if member.kind == "equation"}) > 1
+    names = {member.name.partition("_")[0] for member in answer.members if member.kind == "equation"}
+    return len(names - {""}) > 1
 
 
 def _named_in_order(answer: ParsedAnswer) -> bool:

@@ -61,6 +61,12 @@ def _check_tokens(description: Mapping[str, Any]) -> None:
     for step in _steps(description.get("post_processor")):
         if max(len(_list(step, "single")), len(_list(step, "pair"))) > LONGEST_TEMPLATE:
             raise ValueError(f"the post_processor of tokenizer.json has more than {LONGEST_TEMPLATE} parts")
+        special = step.get("special_tokens")
+        for each in special.values() if isinstance(special, Mapping) else ():
+            if len(_list(each, "ids")) > LONGEST_TEMPLATE:
+                raise ValueError(
+                    f"a special token in the post_processor of tokenizer.json is more than {LONGEST_TEMPLATE} tokens"
+                )
 
 
 def _growth(part: Any) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -64,8 +65,11 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
     "alarms": True,
 }  # fmt: skip
 LOGGER_FOLDERS = ("tensorboard", "wandb")  # which loggers make in the folder of a run
-MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".model")  # of the files of a trained model
-MODEL_TEXTS = ("README.md", "merges.txt", "vocab.txt")
+MODEL_FILE = re.compile(  # one of those that a trained model and its tokenizer are saved in
+    r"(?:adapter_)?model(?:-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(?:adapter_|generation_)?config\.json"
+    r"|(?:tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json|chat_template\.jinja"
+    r"|(?:tokenizer|spiece|sentencepiece\.bpe)\.model|README\.md|merges\.txt|vocab\.txt"
+)
 MOST_SETTINGS_SHOWN = 5  # in a command: a recipe that differs in more is better named than spelt out
 State = Literal["running", "finished", "stopped", "collapsed", "failed"]
 
@@ -140,7 +144,7 @@ class RunFolder:
             with suppress(OSError):  # it holds something else
                 folder.rmdir()
         with suppress(OSError):
-            if all(file.name in MODEL_TEXTS or file.suffix in MODEL_SUFFIXES for file in self.model.iterdir()):
+            if all(MODEL_FILE.fullmatch(file.name) for file in self.model.iterdir()):
                 shutil.rmtree(self.model)
 
     def check_recipe(self, config: Config) -> None:
