@@ -66,7 +66,8 @@ def test_passes_multiply_the_updates() -> None:
 @pytest.mark.parametrize(("prompts", "updates"), [(8, 1), (8, 2), (7, 2), (9, 4), (4, 8)])
 def test_mini_batches_are_those_the_trainer_makes(prompts: int, updates: int) -> None:
     class Length:
-        transcript = (0,)
+        def __len__(self) -> int:
+            return 1
 
     config = Config.model_construct(
         rollout=recipe(f"rollout.prompts={prompts}", "rollout.samples=4").rollout,

@@ -50,8 +50,8 @@ def test_cells_without_a_result_say_so(tmp_path: Path) -> None:
 
 def test_curves_are_by_stress_and_objective_with_shared_scales(tmp_path: Path) -> None:
     (axis,) = page(made_stress(tmp_path))["axes"]
-    accuracy, entropy = axis["metrics"]
-    assert (accuracy["name"], entropy["name"]) == ("eval/accuracy", "policy/entropy")
+    accuracy, score, entropy = axis["metrics"]
+    assert [each["name"] for each in (accuracy, score, entropy)] == ["eval/accuracy", "eval/score", "policy/entropy"]
     assert accuracy["steps"] == [0, STEPS] and accuracy["range"] == pytest.approx([0.01, 0.82])
     assert [len(chart) for chart in accuracy["charts"]] == [2, 2, 2]
     two_of_three = accuracy["charts"][1][0]

@@ -62,7 +62,7 @@ HOSTILE = {
     "it writes without end": ("{{ 'x' * 10 ** 8 }}", "takes more than"),
     "it nests lists": ("{% set x = range(99999)|list %}{{ (x * 9999) * 9999 }}", "takes more than"),
     "it calls itself": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "chat template"),
-    "it is a number": (7, "no text but int"),
+    "it is a number": (7, "not text but int"),
 }
 
 

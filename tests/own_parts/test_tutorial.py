@@ -83,7 +83,7 @@ def test_others_plan_to_compare_and_stress_it(project: Path) -> None:
     runs = Grid((GENTLE, f"{GENTLE} + s2t"), Path("out"), "project/mine.toml", seeds=1).plan()
     assert [run.name for run in runs] == ["python-mine-gentle-seed0", "python-mine-gentle+s2t-seed0"]
     axes = (parse_axis("objective.softness=0.2,1"),)
-    Grid((GENTLE,), Path("out"), "project/mine.toml", seeds=1, axes=axes).plan()
+    Grid((GENTLE,), Path("out"), "project/mine.toml", seeds=1, settings=("run.steps=20",), axes=axes).plan()
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_every_message_has_a_seed_of_its_own_and_the_first_that_of_a_single_resp
     assert [params.seed for params in engine.params[:12]] == seeds
     assert len({params.seed for params in engine.params}) == len(engine.params) > 12
     for single, conversation in zip(chain(*alone), chain(*conversations), strict=True):
-        assert conversation.messages[0] == single.tokens
+        assert conversation.messages[0].tolist() == single.tokens.tolist()
 
 
 def test_replies_that_vllm_has_no_room_for_are_an_error(engine: Engine) -> None:

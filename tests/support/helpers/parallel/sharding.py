@@ -145,7 +145,9 @@ def _compare_samples(whole: Any, sharded: Any, world: World) -> None:
     prompts = [PromptTokens((3, 4, 5), number) for number in range(world.rank * 2)]
     for _ in range(2):  # the paged sampler makes its copy of the weights, then writes it again
         expected, found = (some.sample(prompts, 1, options) for some in (whole, sharded))
-        assert [[r.tokens for r in group] for group in found] == [[r.tokens for r in group] for group in expected]
+        assert [[r.tokens.tolist() for r in group] for group in found] == [
+            [r.tokens.tolist() for r in group] for group in expected
+        ]
 
 
 def _check_bytes(policy: Policy) -> None:
