@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import pytest
@@ -64,6 +64,28 @@ def test_of_two_runs_both_values_are_shown(tmp_path: Path) -> None:
     make(tmp_path / "a", 1, "update.lr=1e-2")
     make(tmp_path / "b", 2, "update.lr=1e-3")
     assert [line.strip() for line in run_lines(tmp_path)[1::2]] == ["update.lr=0.01", "update.lr=0.001"]
+
+
+def test_parts_of_the_users_own_are_shown_by_their_names(tmp_path: Path) -> None:
+    make(tmp_path / "a", 1)
+    make(tmp_path / "b", 2)
+    for name, key in (("a", "objective"), ("b", "task")):
+        path = tmp_path / name / "config.toml"
+        tables = {
+            "objective": '[objective]\nname = "python:mine:gentle"\nstrength = 2',
+            "task": '[task]\nname = "file"\npath = "/data/p.jsonl"\nrule = "python:mine:near"',
+        }
+        rest = [part for part in path.read_text().split("\n\n") if not part.startswith(f"[{key}")]
+        path.write_text("\n\n".join([*rest, tables[key]]))
+    a, b = (_below(run_lines(tmp_path), name) for name in "ab")
+    assert "objective.name=python:mine:gentle, objective.strength=2, task.name=arithmetic" in a
+    assert "task.name=file, " in b and "task.path=/data/p.jsonl" in b and "task.rule=python:mine:near" in b
+
+
+def _below(lines: list[str], name: str) -> str:
+    """Return the text below the line of a run."""
+    first = next(at for at, line in enumerate(lines) if line.split()[0] == name) + 1
+    return " ".join(line.strip() for line in takewhile(lambda line: line.startswith("    "), lines[first:]))
 
 
 def test_names_that_nobody_should_print_are_escaped_and_cut(tmp_path: Path) -> None:

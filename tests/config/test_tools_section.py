@@ -74,6 +74,14 @@ def test_a_stored_run_with_tools_of_others_is_read_without_them() -> None:
     assert (config.task.arguments["digits"], config.tools.timeout, config.rollout.samples) == (4, 3.0, 5)
 
 
+def test_a_stored_run_with_a_rule_of_others_is_still_one_on_its_file() -> None:
+    config = parse_stored({"task": {"name": "file", "path": "/data/p.jsonl", "rule": "python:somebody_elses:near"}})
+    assert (config.task.name, config.task.arguments["path"]) == ("file", "/data/p.jsonl")
+    assert "somebody_elses" not in str(config)
+    config = parse_stored({"task": {"name": "python:somebody_elses:Task", "digits": 4}})
+    assert config.task == Config().task
+
+
 def test_the_memory_estimate_counts_replies() -> None:
     def peak(*settings: str) -> int:
         return estimate_memory(load("tools", settings), "cpu").peak

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trimtab.own_parts import own_names
 from trimtab.record import find_fall
 from trimtab.text import one_line, printable, shorten, shown
+from trimtab.trainer.config import parse_toml
 from trimtab.trainer.train import SavedRun, load_run
 
 WIDTH = 80
@@ -70,8 +72,11 @@ def _settings(run: SavedRun) -> dict[str, str]:
     """Return the settings of a run as text by key; none if they cannot be read."""
     try:
         table = run.config.model_dump(mode="json")
+        stored = parse_toml((run.path / "config.toml").read_text("utf-8"))
     except (ValueError, OSError):
         return {}
+    # The configuration has no part of the user's own, because none is loaded to list runs.
+    table |= {section: values for section, values in stored.items() if own_names(values) and isinstance(values, dict)}
     return {
         f"{section}.{key}": shorten(printable(str(value)), 40)
         for section, values in table.items()

@@ -73,10 +73,8 @@ def equal_at_points(a: Node, b: Node, written: str) -> bool:
 def _has_idle_part(points: Points, a: Node, b: Node) -> bool:
     """Return whether the answer b would agree just as well without one of its parts.
 
-    At every point `n! + \\binom{n}{200}` is `n!`, or so near to it that no digit tells.
+    At every point `n! + \\binom{n}{200}` is `n!`, and `x + e^{-10^5 x^2}` is `x`, or so near to it that no digit tells.
     """
-    if not points.stepped:
-        return False
     with mpmath.workdps(DIGITS):
         backend = _mpmath_backend()
         compared = [values for values, _ in _values(points, a, b, backend) if _agree(a, b, values, backend)]

@@ -81,7 +81,7 @@ def parse_stored(table: Mapping[str, Any]) -> Config:
         elif isinstance(value, dict):
             foreign = [key for key, each in value.items() if is_foreign(each)]
             dropped = {*foreign, *(f"{key}_options" for key in foreign)}
-            if section in ("objective", "task") and foreign != ["environment"]:  # there, other keys are its options
+            if section == "objective" or (section == "task" and "name" in foreign):  # other keys are its options
                 continue
             kept[section] = {key: each for key, each in value.items() if key not in dropped}
     return parse(_without_idle_turns(kept))
