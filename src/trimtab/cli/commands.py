@@ -18,6 +18,8 @@ from trimtab import __version__
 from trimtab.experiments.evaluate import EvalOptions
 from trimtab.process import (
     BROKEN_PIPE,
+    collect_as_usual,
+    collect_rarely,
     exit_code,
     interrupt_on_stop_signals,
     interrupted_by,
@@ -59,6 +61,7 @@ class CommandLine(typer.Typer):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command and exit."""
         open_standard_streams()
+        collect_rarely()
         try:
             interrupt_on_stop_signals()
             stop_at_input_end()
@@ -276,6 +279,7 @@ def train(
         check_gpus(gpus, request.config.run.device)
         raise typer.Exit(supervise(gpus, sys.argv[1:], print_error))
     make_optional(sys.stdout)  # metrics and checkpoints are what matters, and they are in files
+    collect_as_usual()
     raise typer.Exit(launch_run(request, quiet=quiet, print_line=typer.echo, print_error=print_error))
 
 
@@ -400,6 +404,7 @@ def evaluate(options: EvalOptions) -> None:
     from trimtab.experiments.evaluate import run_eval
 
     make_optional(sys.stdout)  # so are samples and results
+    collect_as_usual()
     raise typer.Exit(run_eval(options))
 
 
