@@ -15,6 +15,7 @@ from helpers.train.short_runs import SETTINGS, trained
 from trimtab.cli import app
 from trimtab.engines.common import require_unused
 from trimtab.experiments.grid import Grid
+from trimtab.experiments.grid.pool import ProcessPool
 from trimtab.trainer.model.pretrained import convert_gguf
 from trimtab.trainer.train.run_folder import RunFolder
 
@@ -175,6 +176,18 @@ def test_a_comparison_with_a_run_of_the_users_own_replaces_nothing_beside_it(pla
     code, output = trimtab(*words, "--out", tmp_path / "out")
     assert code == 2 and "choose another --out" in output, output
     assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["logs", "logs/grpo-seed0.log"])
+def test_the_log_of_a_run_is_not_written_through_a_link(name: str, tmp_path: Path) -> None:
+    (run,) = Grid(("grpo",), tmp_path / "out", "addition", 1).plan()
+    put(tmp_path / "mine" / "grpo-seed0.log")
+    link = run.out / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "mine" / ("" if name == "logs" else "grpo-seed0.log"))
+    with pytest.raises(ValueError, match=f"{link} is a link, and the output of runs is written there: remove it"):
+        ProcessPool([run], 1, print).run()
+    assert (tmp_path / "mine" / "grpo-seed0.log").read_text() == "of the user"
 
 
 @pytest.mark.parametrize("name", ["tokens", "checkpoints", "alarms", "best", "reference", "model"])

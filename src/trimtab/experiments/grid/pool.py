@@ -88,6 +88,9 @@ class ProcessPool:
 
     def _start(self, run: GridRun) -> None:
         run.log.parent.mkdir(parents=True, exist_ok=True)
+        for path in (run.log.parent, run.log):
+            if path.is_symlink():
+                raise ValueError(f"{path} is a link, and the output of runs is written there: remove it")
         if run.log.exists() and not run.log.is_file():  # opening a named pipe would block
             raise ValueError(f"{run.log} is not a regular file: remove it")
         self.print_line(f"{run.name}: {'resumes' if run.state() == 'unfinished' else 'starts'}")
