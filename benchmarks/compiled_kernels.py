@@ -26,7 +26,7 @@ from triton.compiler import ASTSource
 import trimtab as tt
 from made_batch import LENGTH, RESPONSES, made_batch, made_transcripts
 from trimtab.trainer.model import Policy, load_policy
-from trimtab.trainer.model.kernels import rms_norm, rope, softmax, swiglu
+from trimtab.trainer.model.kernels import layers, rope, softmax
 from trimtab.trainer.model.update import forward_backward
 from trimtab.trainer.sampling.paged.kernels import attention
 
@@ -74,19 +74,19 @@ def layer_cases() -> Iterator[tuple[str, Counter[str], dict[str, int], int]]:
     """Yield the same for the kernels of a fused layer."""
     fp32 = ("x", "residual", "weight", "inverse_rms", "d_residual", "d_x", "partial")
     for width in (576, 2048):
-        constants = rms_norm._row_options(width)
+        constants = layers._row_options(width)
         warps = constants.pop("num_warps")
         for kernel, flags in (
-            (rms_norm._fused_add_rms_norm, {"ADD": True}),
+            (layers._fused_add_rms_norm, {"ADD": True}),
             (
-                rms_norm._fused_add_rms_norm_backward,
+                layers._fused_add_rms_norm_backward,
                 dict.fromkeys(("HAS_D_RESIDUAL", "HAS_D_DELTA", "HAS_D_WEIGHT"), True),
             ),
         ):
             found = memory_instructions(kernel, layer_types(kernel, fp32), constants | flags, warps)
             yield f"{kernel.__name__} {width}", found, {LOAD: 1, STORE: 1}, 0
-    for kernel in (swiglu._swiglu, swiglu._swiglu_backward):
-        found = memory_instructions(kernel, layer_types(kernel), {"BLOCK": swiglu.ELEMENTS}, 8)
+    for kernel in (layers._swiglu, layers._swiglu_backward):
+        found = memory_instructions(kernel, layer_types(kernel), {"BLOCK": layers.ELEMENTS}, 8)
         yield kernel.__name__, found, {}, 0
     read_in_fp32 = ("q_norm", "k_norm", "cos", "sin", "partial")
     for heads, kv_heads, d, norm in ((9, 3, 64, False), (16, 8, 128, True)):

@@ -20,7 +20,7 @@ from sampler import PEAK, PROMPT, copy_speed, min_bytes_read, qwen3, random_mode
 from stopwatch import seconds_of
 from trimtab.data import SamplingOptions
 from trimtab.trainer.sampling import PagedSampler
-from trimtab.trainer.sampling.paged.decode_state import Scalar
+from trimtab.trainer.sampling.paged.buffers import Scalar
 from trimtab.trainer.sampling.paged.decoder import Decoder
 from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
 

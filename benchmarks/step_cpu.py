@@ -35,7 +35,7 @@ from trimtab.grading import grade_many
 from trimtab.trainer.config import Config, load
 from trimtab.trainer.train.loop import scheduled_step
 from trimtab.trainer.train.recording import start_recording
-from trimtab.trainer.train.responses.rewards import reward_of
+from trimtab.trainer.train.rewards import reward_of
 from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer, gc_pause, keep_freed_memory, set_threads
 
 SETTINGS = [

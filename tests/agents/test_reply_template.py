@@ -135,9 +135,9 @@ def test_a_template_that_rewrites_what_was_said_is_named(tools: ToolSet) -> None
 def test_a_template_that_cannot_be_continued_is_refused(
     tools: ToolSet, chat_template: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trimtab.agents import template_delta
+    from trimtab.agents import reply_template
 
-    monkeypatch.setattr(template_delta, "LIMITS", template_delta.WorkerLimits(1.0, 0.5, 256 << 20, 1 << 20))
+    monkeypatch.setattr(reply_template, "LIMITS", reply_template.WorkerLimits(1.0, 0.5, 256 << 20, 1 << 20))
     with pytest.raises(ValueError, match=problem):
         ReplyTemplate(small_tokenizer(chat_template), tools)
 

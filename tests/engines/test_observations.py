@@ -19,7 +19,7 @@ from helpers.engines.verl_batches import TEXT_IDS, TOKENIZER, as_minibatch, nest
 from helpers.objectives.batches import EVERY
 from trimtab.engines.trl import padded
 from trimtab.engines.trl import recording as trl_recording
-from trimtab.engines.verl import recording as verl_recording
+from trimtab.engines.verl import trainer as verl_trainer
 from trimtab.engines.verl.planning import VERL_FIELDS, PlannedLoss, plan_step, sampled_tokens
 
 COLUMNS = ("old_logp", "entropy", "sampler_logp", "ref_logp", "new_logp")
@@ -229,7 +229,7 @@ def test_a_conversation_that_ends_with_a_reply_is_not_finished() -> None:
     fields = dict(data.items()) | {"rm_scores": nested(rows(made, "old_logp", 0.0)), "uid": ["a"] * 8}
     for recorded in (
         trl_recording.samples(1, batch, shape),
-        verl_recording.samples(planned, fields, TOKENIZER.eos_token_id),
+        verl_trainer.samples(planned, fields, TOKENIZER.eos_token_id),
     ):
         responses = [sample.response for sample in recorded]
         assert [response.finished for response in responses] == [False] + [True] * 7

@@ -17,7 +17,7 @@ from helpers.engines.verl_runs import CHARACTERS, SPECIAL
 from trimtab.engines.common import segments_by_turn, tool_tokens
 from trimtab.engines.options import EngineOptions
 from trimtab.engines.verl.planning import fields_read, minibatch_rows, plan_step, sampled_tokens
-from trimtab.engines.verl.recording import record_step, start_recording
+from trimtab.engines.verl.trainer import record_step, start_recording
 from trimtab.objectives import Reason
 from trimtab.record import open_run
 from trimtab.trainer.config import build_objective

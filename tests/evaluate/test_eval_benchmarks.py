@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trimtab.data.benchmarks import BENCHMARKS, DEFAULT_BENCHMARKS, PROMPT_SUFFIX, load_benchmark
-from trimtab.experiments.evaluate import EvalOptions, grading
+from trimtab.experiments.evaluate import EvalOptions, run
 from trimtab.experiments.evaluate.settings import with_benchmarks
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -52,7 +52,7 @@ def test_a_question_knows_its_row() -> None:
 @pytest.mark.parametrize("name", ["aime24", "amc23", "gsm8k"])
 def test_a_response_with_the_answer_in_a_box_is_right(name: str) -> None:
     questions = load_benchmark(name, DATA)[:20]
-    assert grading.rejected_truths(questions, "boxed") == []
+    assert run.rejected_truths(questions, "boxed") == []
 
 
 def test_the_six_are_sampled_as_the_papers_do() -> None:

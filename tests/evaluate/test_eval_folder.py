@@ -13,10 +13,9 @@ import torch
 from helpers.evaluate.small_evals import RecordedProgress, small
 from trimtab.data.benchmarks import BenchmarkProblem
 from trimtab.data.problems import Problem, user
-from trimtab.experiments.evaluate import EvalOptions, grading
+from trimtab.experiments.evaluate import EvalOptions, run
 from trimtab.experiments.evaluate.folder import EvalFolder, Generation
-from trimtab.experiments.evaluate.grading import read_verdicts, rejected_truths
-from trimtab.experiments.evaluate.run import evaluate, grade_evaluation
+from trimtab.experiments.evaluate.run import evaluate, grade_evaluation, read_verdicts, rejected_truths
 from trimtab.experiments.evaluate.settings import (
     PRESETS,
     EvalSettings,
@@ -315,14 +314,14 @@ def test_grading_in_batches_gives_the_same_verdicts(tmp_path: Path, monkeypatch:
     def stored() -> list[dict[str, Any]]:
         return [json.loads(line) | {"seconds": 0} for line in wanted.folder.verdicts.read_text().splitlines()]
 
-    whole, sizes, grade_many = stored(), [], grading.grade_many
+    whole, sizes, grade_many = stored(), [], run.grade_many
 
     def counted(pairs: Any) -> Any:
         sizes.append(len(pairs))
         return grade_many(pairs)
 
-    monkeypatch.setattr(grading, "grade_many", counted)
-    monkeypatch.setattr(grading, "CHARACTERS_AT_A_TIME", 20)
+    monkeypatch.setattr(run, "grade_many", counted)
+    monkeypatch.setattr(run, "CHARACTERS_AT_A_TIME", 20)
     grade_evaluation(wanted.folder, "number")
     assert stored() == whole
     assert sum(sizes) == 18

@@ -13,8 +13,7 @@ from helpers.evaluate.small_evals import Handler, RecordedProgress, Reply, body,
 from trimtab.data import PromptTokens, Response, SamplingOptions, Turns
 from trimtab.experiments.evaluate import native, report
 from trimtab.experiments.evaluate.folder import EvalFolder
-from trimtab.experiments.evaluate.grading import read_verdicts
-from trimtab.experiments.evaluate.run import EvalResult, evaluate, grade_evaluation
+from trimtab.experiments.evaluate.run import EvalResult, evaluate, grade_evaluation, read_verdicts
 
 SUM_TOOL = '''
 def add(first: int, second: int) -> str:

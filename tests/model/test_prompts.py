@@ -16,7 +16,7 @@ from helpers.objectives.made_tokenizers import byte_level_bpe
 from helpers.train.short_runs import short_run
 from trimtab.data import read_file
 from trimtab.trainer.model import LongPromptError, Policy, demo_model, demo_tokenizer, prompts
-from trimtab.trainer.train.responses import encode_prompts
+from trimtab.trainer.train.prompts import encode_prompts
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from trimtab.trainer.model import demo_model, demo_tokenizer, load_policy
-from trimtab.trainer.model.text_growth import MAX_GROWTH, _growth, check_growth
+from trimtab.trainer.model.pretrained import MAX_GROWTH, _growth, check_growth
 
 
 def described(**parts: Any) -> dict[str, Any]:

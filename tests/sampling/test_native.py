@@ -11,8 +11,7 @@ import torch
 from trimtab.data import PromptTokens, Response, SamplingOptions
 from trimtab.trainer.model import Policy, Transcript, load_policy, score
 from trimtab.trainer.sampling import NativeSampler, PagedSampler
-from trimtab.trainer.sampling.rng import rng_keys, uniform
-from trimtab.trainer.sampling.sampling import filter_top_k_top_p, sample_tokens
+from trimtab.trainer.sampling.sampling import filter_top_k_top_p, rng_keys, sample_tokens, uniform
 
 PROMPTS = ["1+1=", "12+34=", "7-3=", "99*9=", "0+0="]
 OPTIONS = SamplingOptions(samples=6, max_new_tokens=9, seed=4)

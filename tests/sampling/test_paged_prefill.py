@@ -17,7 +17,7 @@ from helpers.sampling.paged_models import CONFIGS, EOS, assert_same, count_preem
 from trimtab.data import SamplingOptions
 from trimtab.trainer.sampling import NativeSampler, PagedSampler
 from trimtab.trainer.sampling.paged import prefill as module
-from trimtab.trainer.sampling.paged.cuda_graphs import graph_size
+from trimtab.trainer.sampling.paged.decoder import graph_size
 from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
 from trimtab.trainer.sampling.paged.prefill import pack_prefixes
 

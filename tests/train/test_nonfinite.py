@@ -21,10 +21,9 @@ from trimtab.data import Response
 from trimtab.files import read_json_lines
 from trimtab.objectives import Objective
 from trimtab.trainer.model import Policy
-from trimtab.trainer.train import Run, RunStoppedError, StopReason, checkpoints, loop, scoring
+from trimtab.trainer.train import Run, RunStoppedError, StopReason, checkpoints, loop, rewards, scoring
 from trimtab.trainer.train.checkpoints import trained_parameters
 from trimtab.trainer.train.loop import train
-from trimtab.trainer.train.responses import rewards
 from trimtab.trainer.train.run_folder import RunFolder
 
 STEP, STEPS = 2, 3  # the value is injected in the second of three steps

@@ -16,7 +16,7 @@ from trimtab.grading import VERDICT_KINDS, Verdict, VerdictKind
 from trimtab.trainer.config import Config, RewardConfig, load, parse
 from trimtab.trainer.model import Policy, load_policy
 from trimtab.trainer.train.metrics import METRICS, step_metrics
-from trimtab.trainer.train.responses import reward_of
+from trimtab.trainer.train.rewards import reward_of
 from trimtab.trainer.train.rollouts import (
     collect_rollouts,
     has_reward_spread,

@@ -17,7 +17,7 @@ from trimtab.record import open_run
 from trimtab.trainer.config import Config, load, parse
 from trimtab.trainer.model import Policy, load_policy
 from trimtab.trainer.train.metrics import METRICS, step_metrics
-from trimtab.trainer.train.responses import choose_flips
+from trimtab.trainer.train.rewards import choose_flips
 from trimtab.trainer.train.rollouts import collect_rollouts, evaluate, sample_groups
 from trimtab.trainer.train.scoring import score_rollouts
 from trimtab.trainer.train.trainer import RunProgress, build_trainer

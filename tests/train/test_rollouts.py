@@ -13,7 +13,8 @@ from trimtab.data import Arithmetic, Response
 from trimtab.grading import Verdict
 from trimtab.trainer.config import RewardConfig
 from trimtab.trainer.model import Policy, load_policy
-from trimtab.trainer.train.responses import encode_prompts, reward_of
+from trimtab.trainer.train.prompts import encode_prompts
+from trimtab.trainer.train.rewards import reward_of
 from trimtab.trainer.train.rollouts import (
     MOST_SOURCES,
     accuracy_by_source,

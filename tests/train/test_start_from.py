@@ -22,7 +22,7 @@ from trimtab.trainer.config import base_model, find_run_model, load
 from trimtab.trainer.model import Policy, load_policy
 from trimtab.trainer.train import RunFolder, build_policy, open_policy
 from trimtab.trainer.train.loop import train
-from trimtab.trainer.train.responses.prompts import encode_prompts
+from trimtab.trainer.train.prompts import encode_prompts
 from trimtab.trainer.train.run import Run
 
 LORA = {"model.lora_rank": "2", "model.lora_targets": '["q_proj", "down_proj"]', "warm_start.steps": "0"}

@@ -12,11 +12,13 @@ from trimtab.cli.display import PlainReporter
 from trimtab.data import Arithmetic, Problem, read_rows, worked_solution, worked_solutions
 from trimtab.trainer.config import Config, load
 from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train.conversations import ToolUse, build_tool_use, build_tools
 from trimtab.trainer.train.loop import train
-from trimtab.trainer.train.responses import ToolUse, build_tool_use, build_tools, encode_problems, worked_transcript
+from trimtab.trainer.train.prompts import encode_problems
 from trimtab.trainer.train.rollouts import evaluate
 from trimtab.trainer.train.run import Run
 from trimtab.trainer.train.run_folder import RunFolder
+from trimtab.trainer.train.warm_start import worked_transcript
 
 
 @pytest.fixture(scope="module")

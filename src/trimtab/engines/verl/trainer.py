@@ -2,11 +2,15 @@
 
 When verl has computed the advantages, the driver has the whole batch. It plans every mini-batch as verl will split it
 and adds the plan to the batch as fields, which the loss on the workers reads.
+
+With `+trimtab.record=FOLDER` it also records batch and plans. The forward passes of the updates stay on the workers, so
+the columns `new_logp` and `clipped` are missing.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +22,26 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import validate_config
 from verl.utils.debug import marked_timer
 
-from trimtab.engines.common import load_state, save_state, startup_message
+from trimtab.data import Problem, Response, Sample
+from trimtab.engines.common import (
+    load_state,
+    observed_spans,
+    require_unused,
+    save_state,
+    start_recorder,
+    startup_message,
+    tool_tokens,
+    verdict_of_score,
+)
 from trimtab.engines.options import EngineOptions
-from trimtab.engines.verl import agent_loop, recording  # noqa: F401  (registers the agent loop in every process)
+from trimtab.engines.verl import agent_loop  # noqa: F401  (registers the agent loop in every process)
 from trimtab.engines.verl.options import check_config, read_options, reward_warning
-from trimtab.engines.verl.planning import METRIC_PREFIX, SENT_COLUMNS, PlannedLoss, fields_read, plan_step
+from trimtab.engines.verl.planning import METRIC_PREFIX, SENT_COLUMNS, PlannedLoss, PlannedStep, fields_read, plan_step
+from trimtab.objectives import Objective
 from trimtab.own_parts import module_folders
+from trimtab.record import Manifest, Recorder, RecordSettings, update_record
 from trimtab.trainer.config import build_objective
+from trimtab.trainer.train import observed_entropy, tokenizer_vocabulary
 
 
 @register_trainer("trimtab")
@@ -53,7 +70,7 @@ class TrimtabRayTrainer(PPOTrainerSync):
         """Send the loss that reads the plan to every worker."""
         self.actor_rollout_wg.set_loss_fn(PlannedLoss(self.options.objective, tuple(module_folders())))
         self.missing = 0  # responses so far
-        self.recorder = recording.start_recording(self.options, self.objective, self.tokenizer, self.global_steps)
+        self.recorder = start_recording(self.options, self.objective, self.tokenizer, self.global_steps)
         super().on_init_end()
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -78,7 +95,7 @@ class TrimtabRayTrainer(PPOTrainerSync):
         # verl has no public way to learn over how many data-parallel ranks it will split the batch.
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         recorded = self._recorded_columns()
-        fields = [*fields_read({*self.objective.needs, *recorded}), *(recording.FIELDS if self.recorder else ())]
+        fields = [*fields_read({*self.objective.needs, *recorded}), *(FIELDS if self.recorder else ())]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         size = actor.ppo_mini_batch_size * rollout.n
         planned = plan_step(self.objective, data, size, ranks, self.tokenizer, recorded)
@@ -86,7 +103,7 @@ class TrimtabRayTrainer(PPOTrainerSync):
         self._count_missing(batch, metrics)
         if self.recorder:
             end_token = int(self.tokenizer.eos_token_id)
-            recording.record_step(self.recorder, self.global_steps, planned, data, self.objective, end_token)
+            record_step(self.recorder, self.global_steps, planned, data, self.objective, end_token)
         # As fields of the batch they are split and padded with the responses they belong to.
         put = TensorDict(planned.fields, batch_size=len(batch.keys))
         batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=put)
@@ -157,3 +174,78 @@ def _load_reference(config: DictConfig) -> None:
     with open_dict(config):
         config.actor_rollout_ref.actor.use_kl_loss = True
     validate_config(config=config, use_reference_policy=True, use_critic=False)
+
+
+FIELDS = ("uid", "prompts", "rm_scores", "reward_model", "data_source")  # of verl's data, per response
+
+
+def start_recording(options: EngineOptions, objective: Objective, tokenizer: Any, step: int) -> Recorder | None:
+    """Open the recorder of a run that continues after `step`; None if `record` is not set."""
+    if not options.record:
+        return None
+    require_unused(Path(options.record), step, "trimtab.record")
+    settings = RecordSettings(options.record_every, options.record_group_share, options.record_max_megabytes)
+    manifest = Manifest(options.objective, objective.advantage, settings)
+    vocabulary = tokenizer_vocabulary(tokenizer, len(tokenizer))
+    return start_recorder("verl", Path(options.record), step, manifest, vocabulary)
+
+
+def record_step(
+    recorder: Recorder, step: int, planned: PlannedStep, data: Any, objective: Objective, end_token: int
+) -> None:
+    """Record a step that the driver has planned."""
+    if not recorder.wants(step):
+        return
+    size = len(planned.rows[0])
+    batches = [planned.tokens.select(first, first + size) for first in range(0, len(planned.plans) * size, size)]
+    pairs = zip(batches, planned.plans, strict=True)
+    updates = [update_record(number, number * size, batch, plan) for number, (batch, plan) in enumerate(pairs)]
+    tools = tool_tokens(planned.sampled.index, planned.sampled.sequence).cpu()
+    if bool(tools.any()):
+        for update, some in zip(updates, tools.split([batch.tokens for batch in batches]), strict=True):
+            update.columns["tool_tokens"] = some
+    recorder.record_step(
+        step,
+        samples(planned, data, end_token),
+        updates,
+        observed_entropy=observed_entropy(planned.tokens),
+        controllers=objective.state_dict(),
+    )
+
+
+def samples(planned: PlannedStep, data: Mapping[str, Any], end_token: int) -> list[Sample]:
+    """Return the responses in the order of the plans, with what verl has of each."""
+    prompts, scores = data["prompts"].unbind(), data["rm_scores"].unbind()
+    everything, masks = data["responses"].unbind(), data["response_mask"].unbind()
+    uids, truths, sources = (_field(data, name) for name in ("uid", "reward_model", "data_source"))
+    groups: dict[str, int] = {}
+    counts: dict[int, int] = {}
+    found = []
+    for row in (row for update in planned.rows for row in update):
+        # verl names groups by random strings; numbers are in the order of appearance.
+        group = groups.setdefault(str(uids[row]), len(groups))
+        counts[group] = counts.get(group, -1) + 1
+        reward = float(scores[row].sum())
+        truth = truths[row].get("ground_truth") if isinstance(truths[row], Mapping) else None
+        tokens, sampled = everything[row].cpu().numpy(), masks[row].bool()
+        # One that ends with the reply of a tool was cut there, though its last sampled token ended a turn.
+        finished = bool(len(tokens) and sampled[-1] and tokens[-1] == end_token)
+        found.append(
+            Sample(
+                Problem((), "" if truth is None else str(truth), "", str(sources[row])),
+                prompt=prompts[row].tolist(),
+                response=Response(tokens, (), finished, counts[group], observed_spans(sampled)),
+                group=group,
+                verdict=verdict_of_score(reward),  # verl grades, and passes on the score only
+                reward=reward,
+            )
+        )
+    return found
+
+
+def _field(data: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """Return a field that is no tensor, one value per response; empty strings if verl does not have it."""
+    if name not in data.keys():  # noqa: SIM118  (a TensorDict)
+        return [""] * len(data["prompts"].unbind())
+    values = data[name]
+    return list(values.tolist() if hasattr(values, "tolist") else values)

@@ -42,9 +42,13 @@ class Kernels:
 
 def gpu_kernels() -> Kernels:
     """Return the Triton kernels; raises ModuleNotFoundError without Triton."""
-    from trimtab.trainer.model.kernels.rms_norm import fused_add_rms_norm, fused_add_rms_norm_backward
+    from trimtab.trainer.model.kernels.layers import (
+        fused_add_rms_norm,
+        fused_add_rms_norm_backward,
+        swiglu,
+        swiglu_backward,
+    )
     from trimtab.trainer.model.kernels.rope import rope, rope_backward
-    from trimtab.trainer.model.kernels.swiglu import swiglu, swiglu_backward
 
     return Kernels(fused_add_rms_norm, fused_add_rms_norm_backward, rope, rope_backward, swiglu, swiglu_backward)
 

@@ -3,8 +3,7 @@
 from trimtab.trainer.sampling.native import NativeSampler
 from trimtab.trainer.sampling.own_sampler import OwnSampler, build_own_sampler
 from trimtab.trainer.sampling.paged import PagedSampler
-from trimtab.trainer.sampling.rng import rng_keys, uniform
-from trimtab.trainer.sampling.sampling import sample_tokens
+from trimtab.trainer.sampling.sampling import rng_keys, sample_tokens, uniform
 from trimtab.trainer.sampling.vllm import VllmSampler, VllmSettings, require_vllm
 
 __all__ = [

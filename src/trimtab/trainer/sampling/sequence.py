@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from trimtab.data import PromptTokens, Reply, Response, SamplingOptions, Turns
-from trimtab.trainer.sampling.rng import rng_keys
+from trimtab.trainer.sampling.sampling import rng_keys
 
 
 @dataclass

@@ -20,6 +20,7 @@ from trimtab.trainer.train.build import (
     open_policy,
     read_inputs,
 )
+from trimtab.trainer.train.conversations import ToolUse, build_tool_use, build_tools
 from trimtab.trainer.train.loop import follow_run, train
 from trimtab.trainer.train.metrics import (
     METRICS,
@@ -30,18 +31,9 @@ from trimtab.trainer.train.metrics import (
     time_words,
     token_signals,
 )
+from trimtab.trainer.train.prompts import check_prompts, encode_problems, longest_prompt, prompt_lengths, some_problems
 from trimtab.trainer.train.recording import observed_entropy, tokenizer_vocabulary
 from trimtab.trainer.train.reporting import Reporter, SampleText
-from trimtab.trainer.train.responses import (
-    ToolUse,
-    build_tool_use,
-    build_tools,
-    check_prompts,
-    encode_problems,
-    longest_prompt,
-    prompt_lengths,
-    some_problems,
-)
 from trimtab.trainer.train.run import Run
 from trimtab.trainer.train.run_folder import MetricsLog, RunFolder, SavedRun, config_changes, load_run, resolved_toml
 from trimtab.trainer.train.run_state import export_model, versions

@@ -20,8 +20,8 @@ from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quant
 from trimtab.text import percent
 from trimtab.trainer.config import TASK_TERM, RewardConfig
 from trimtab.trainer.model import UpdateResult
+from trimtab.trainer.train.conversations import CONVERSATION_METRICS, conversation_metrics
 from trimtab.trainer.train.reporting import SampleText
-from trimtab.trainer.train.responses import CONVERSATION_METRICS, conversation_metrics
 from trimtab.trainer.train.rollouts import accuracy_by_source, has_reward_spread
 from trimtab.trainer.train.scoring import Experience
 

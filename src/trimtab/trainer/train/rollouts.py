@@ -12,17 +12,10 @@ from trimtab.agents import Conversation
 from trimtab.data import Group, Problem, Sample, SamplingOptions, stream_index
 from trimtab.grading import RuleErrors, Verdict
 from trimtab.text import one_line, shorten
+from trimtab.trainer.train.conversations import conversation_text, evaluation_metrics, set_verdicts
+from trimtab.trainer.train.prompts import encode_prompts
 from trimtab.trainer.train.reporting import SampleText
-from trimtab.trainer.train.responses import (
-    choose_flips,
-    conversation_text,
-    encode_prompts,
-    evaluation_metrics,
-    grade_terms,
-    refuse_noisy_numbers,
-    set_reward,
-    set_verdicts,
-)
+from trimtab.trainer.train.rewards import choose_flips, grade_terms, refuse_noisy_numbers, set_reward
 from trimtab.trainer.train.trainer import RunProgress, Trainer
 
 MOST_SOURCES = 20  # data sources with an accuracy of their own, the most frequent

@@ -36,9 +36,9 @@ from trimtab.trainer.train.metrics import (
     no_signal_diagnosis,
     slow_grading_advice,
 )
+from trimtab.trainer.train.prompts import check_positions, check_prompts, some_problems
 from trimtab.trainer.train.recording import start_recording
 from trimtab.trainer.train.reporting import Loggers, Reporter, SilentReporter, announce_stop
-from trimtab.trainer.train.responses import check_positions, check_prompts, some_problems
 from trimtab.trainer.train.rollouts import evaluate
 from trimtab.trainer.train.run_folder import MetricsLog, RunFolder
 from trimtab.trainer.train.run_state import environment

@@ -25,7 +25,8 @@ from trimtab.trainer.model import Policy, make_optimizer, pick_device, with_shar
 from trimtab.trainer.parallel import ShardedOptimizer, World
 from trimtab.trainer.sampling import NativeSampler, OwnSampler
 from trimtab.trainer.train.build import build_policy, build_reference, build_sampler, build_tasks
-from trimtab.trainer.train.responses import ToolUse, build_tool_use, build_tools, drop_long_prompts
+from trimtab.trainer.train.conversations import ToolUse, build_tool_use, build_tools
+from trimtab.trainer.train.prompts import drop_long_prompts
 
 # glibc's mallopt: which option, and its value in bytes.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = (-1, 256 << 20), (-3, 32 << 20)

@@ -269,12 +269,11 @@ SLOW = (
 
 
 def main() -> None:
-    from trimtab.trainer.model.kernels import rms_norm as rms_norm_kernels
+    from trimtab.trainer.model.kernels import layers as layer_kernels
     from trimtab.trainer.model.kernels import rope as rope_kernels
-    from trimtab.trainer.model.kernels import swiglu as swiglu_kernels
 
-    swiglu_kernels.ELEMENTS = rope_kernels.PAIRS = 64
-    rms_norm_kernels.PROGRAMS = rope_kernels.PROGRAMS = 3  # each program has several rows, and the last ones fewer
+    layer_kernels.ELEMENTS = rope_kernels.PAIRS = 64
+    layer_kernels.PROGRAMS = rope_kernels.PROGRAMS = 3  # each program has several rows, and the last ones fewer
     run_cases(INTERPRETED, SLOW)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from helpers.triton_interpreter import run_cases
 from trimtab.trainer.sampling.paged import torch_ops
-from trimtab.trainer.sampling.paged.decode_state import DecodeState, Scalar
+from trimtab.trainer.sampling.paged.buffers import DecodeState, Scalar
 from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
 
 Case = Callable[[torch.device, torch.dtype], None]

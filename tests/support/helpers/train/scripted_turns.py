@@ -9,7 +9,7 @@ from helpers.train.scripted import scripted_trainer
 from trimtab.data import FixedTask, PromptTokens, Response, SamplingOptions, Turns
 from trimtab.trainer.config import Config
 from trimtab.trainer.model import Policy
-from trimtab.trainer.train.responses import build_tool_use, build_tools
+from trimtab.trainer.train.conversations import build_tool_use, build_tools
 from trimtab.trainer.train.trainer import Trainer
 
 

@@ -6,6 +6,7 @@ for queries, keys and values and one for gate and up, and copied again before ev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -15,8 +16,14 @@ from torch import Tensor
 
 from trimtab.trainer.attention import causal_attention
 from trimtab.trainer.parallel import is_split, whole_tensor
-from trimtab.trainer.sampling.paged.buffers import Activations, CachedKeys, DeviceBuffers, PrefillBatch
-from trimtab.trainer.sampling.paged.decode_state import DecodeState, Scalar
+from trimtab.trainer.sampling.paged.buffers import (
+    Activations,
+    CachedKeys,
+    DecodeState,
+    DeviceBuffers,
+    PrefillBatch,
+    Scalar,
+)
 from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
 from trimtab.trainer.sampling.weights import causal_lm, checkpoint_weights
 
@@ -218,3 +225,32 @@ class Decoder:
         stacked = torch.empty(sum(rows), *self._shapes[names[0]][1:], dtype=self.dtype, device=self.device)
         self._targets |= zip(names, stacked.split(rows), strict=True)
         return stacked
+
+
+def capture_graph(work: Callable[[], None], pool: Any = None) -> Any:
+    """Run `work` once as warm-up, then capture it as a CUDA graph.
+
+    Graphs that never run at the same time can share the memory of an earlier one: pass its `graph.pool()`.
+    """
+    # The warm-up compiles Triton kernels and creates cuBLAS handles, which is not allowed during capture.
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # Thread-local: a CUDA call of another thread must not invalidate the capture.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        work()
+    return graph
+
+
+def next_power_of_2(size: int) -> int:
+    """Round up to a power of two."""
+    return 1 << (size - 1).bit_length()
+
+
+def graph_size(size: int) -> int:
+    """Round up to 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ...: few graphs, and at most half as much padding as work."""
+    power = next_power_of_2(size)
+    return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power

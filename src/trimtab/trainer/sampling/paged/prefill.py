@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab.trainer.sampling.paged.buffers import CachedKeys, DeviceBuffers, PrefillBatch
-from trimtab.trainer.sampling.paged.cuda_graphs import capture_graph, graph_size, next_power_of_2
-from trimtab.trainer.sampling.paged.decoder import Decoder
+from trimtab.trainer.sampling.paged.decoder import Decoder, capture_graph, graph_size, next_power_of_2
 from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
 
 # Tokens x weights of a layer. Below, a GPU runs a layer faster than the host launches its kernels: use a CUDA graph.

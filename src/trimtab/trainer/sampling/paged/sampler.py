@@ -18,15 +18,12 @@ from torch import Tensor
 
 from trimtab.data import PromptTokens, Response, SamplingOptions, Turns, check_prompts
 from trimtab.trainer.sampling.paged import torch_ops
-from trimtab.trainer.sampling.paged.buffers import DeviceBuffers
-from trimtab.trainer.sampling.paged.cuda_graphs import capture_graph, graph_size
-from trimtab.trainer.sampling.paged.decode_state import DecodeState, Scalar
-from trimtab.trainer.sampling.paged.decoder import Decoder
+from trimtab.trainer.sampling.paged.buffers import DecodeState, DeviceBuffers, Scalar
+from trimtab.trainer.sampling.paged.decoder import Decoder, capture_graph, graph_size
 from trimtab.trainer.sampling.paged.kv_cache import PageAllocator, num_cache_pages, page_bytes, pages_per_sequence
-from trimtab.trainer.sampling.paged.other_side import OtherSide
 from trimtab.trainer.sampling.paged.prefill import Prefill, copy_to_device
 from trimtab.trainer.sampling.paged.scheduler import Scheduler, SequenceGroup
-from trimtab.trainer.sampling.sequence import new_sequences
+from trimtab.trainer.sampling.sequence import SampledSequence, new_sequences, waiting_for
 
 STEPS_PER_SYNC = 16
 MAX_PREFILL_TOKENS = 32_768  # prompt tokens in one prefill
@@ -218,3 +215,40 @@ def _download(count: int, steps: int, state: DecodeState) -> list[Tensor]:
     slots = scalars[Scalar.SLOT, :, None]
     outputs = (scalars, state.tokens[slots, last], state.logps[slots, last])
     return [output.to("cpu", non_blocking=True, copy=True) for output in outputs]  # into pinned memory
+
+
+@dataclass
+class OtherSide:
+    """Passes messages from a scheduler's sequences to `turns`, and replies back."""
+
+    turns: Turns
+    scheduler: Scheduler
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    _ended: list[SampledSequence] = field(default_factory=list)  # their messages are not submitted yet
+
+    def park(self, finished: list[int]) -> list[int]:
+        """Park the sequences whose message ended with an end token; return the slots of the others, which are over."""
+        last_token = self.scheduler.last_tokens(finished)
+        ended = [slot for slot, token in zip(finished, last_token, strict=True) if token in self.eos_token_ids]
+        self._ended += [self.scheduler.running[slot] for slot in ended]
+        self.scheduler.park(ended)
+        return [slot for slot, token in zip(finished, last_token, strict=True) if token not in self.eos_token_ids]
+
+    def submit_messages(self) -> None:
+        """Submit the messages that have ended; call it after `append_outputs`, while the device is busy."""
+        for sequence in self._ended:
+            sequence.submit(self.turns)
+        self._ended.clear()
+
+    def take_replies(self) -> None:
+        """Queue the conversations whose reply has come; wait for one if nothing else is left to do."""
+        idle = not (self.scheduler.queue or self.scheduler.running)
+        if idle:
+            self.scheduler.append_outputs()
+            self.submit_messages()
+        for reply in self.turns.replies(block=idle):
+            where = waiting_for(reply, self.scheduler.parked)
+            (sequence,) = self.scheduler.parked[where].waiting
+            goes_on = sequence.observe(reply, self.turns, self.scheduler.max_new_tokens, self.vocab_size)
+            self.scheduler.unpark(where, over=not goes_on)

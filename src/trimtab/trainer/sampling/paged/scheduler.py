@@ -18,7 +18,7 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.trainer.sampling.paged.decode_state import Scalar
+from trimtab.trainer.sampling.paged.buffers import Scalar
 from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE, PageAllocator
 from trimtab.trainer.sampling.sequence import SampledSequence
 

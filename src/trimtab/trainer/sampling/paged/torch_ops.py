@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from trimtab.data import SamplingOptions
 from trimtab.trainer.sampling import sampling
-from trimtab.trainer.sampling.paged.decode_state import DecodeState, Scalar
+from trimtab.trainer.sampling.paged.buffers import DecodeState, Scalar
 from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
 
 Pair = tuple[Tensor, Tensor]

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trimtab.trainer.sampling.paged.decode_state import DecodeState, Scalar
+from trimtab.trainer.sampling.paged.buffers import DecodeState, Scalar
 from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
 from trimtab.trainer.sampling.paged.torch_ops import Pair
 

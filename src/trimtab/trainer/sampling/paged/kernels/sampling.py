@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trimtab.objectives import splitmix64
-from trimtab.trainer.sampling.paged.decode_state import DecodeState, Scalar
+from trimtab.trainer.sampling.paged.buffers import DecodeState, Scalar
 
 BLOCK = 4096  # logits per block
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from trimtab.data import FixedTask, Problem, PromptTokens, Task
 from trimtab.trainer.config import Config
 from trimtab.trainer.model import LongPromptError, Policy
-from trimtab.trainer.train.responses.conversations import ToolUse
+from trimtab.trainer.train.conversations import ToolUse
 
 PROBLEMS_CHECKED, PROMPTS_CHECKED = 1000, 16  # before the first step
 PROMPTS_ENCODED = 256  # at a time
