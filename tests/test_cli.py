@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from method_docs import methods_reference
 from trimtab.cli import app
 from trimtab.objectives import METHODS
-from trimtab.objectives.methods.descriptions import describe
+from trimtab.objectives.methods.compose import describe
 
 ROOT = Path(__file__).parent.parent
 run = CliRunner()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, METRICS, theory
-from trimtab.objectives.methods.descriptions import describe, option_table, summary
+from trimtab.objectives.methods.compose import describe, option_table, summary
 
 _INTRO = """\
 # Methods

@@ -22,7 +22,7 @@ from trimtab.insight.report.tokens import (
     token_table,
 )
 from trimtab.objectives import objective
-from trimtab.objectives.reasons import reason_words
+from trimtab.objectives.plan import reason_words
 from trimtab.record import open_run
 
 ALARM = {

@@ -17,7 +17,7 @@ from helpers.stress.made_stress import FELL, made_stress
 from helpers.thorough import THOROUGH
 from trimtab.insight.report import write_report
 from trimtab.insight.report.embed import truncated, visible
-from trimtab.insight.report.stress_page import LONGEST_NAME
+from trimtab.insight.report.page import LONGEST_NAME
 from trimtab.record import COLLAPSE_DEFINITION
 
 AT_ONCE = 12  # hostile texts of one page

@@ -22,7 +22,7 @@ from trimtab.insight.alarms import (
 )
 from trimtab.insight.alarms import detector_input as history_module
 from trimtab.insight.alarms.detector_input import History, slope, spread
-from trimtab.insight.alarms.policy_detectors import even_share, forecast
+from trimtab.insight.alarms.detectors import even_share, forecast
 from trimtab.record import HOLD_STEPS, find_collapse
 from trimtab.trainer.config import AlarmsConfig, load
 from trimtab.trainer.train.metrics import METRICS

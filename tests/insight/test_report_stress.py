@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from helpers.insight.report_runs import Made, data_of, decode_array, make_run
 from helpers.stress.made_stress import FELL, STEPS, made_stress
 from trimtab.cli import app
-from trimtab.insight.report.stress_page import stress_page_data
+from trimtab.insight.report.page import stress_page_data
 
 
 def page(folder: Path) -> dict[str, Any]:

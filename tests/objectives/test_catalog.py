@@ -11,7 +11,7 @@ import torch
 import trimtab as tt
 from helpers.objectives.batches import EVERY, batch, loss_and_gradient, moved, observed, same
 from trimtab.objectives import ATTACHMENTS, METHODS
-from trimtab.objectives.methods import descriptions
+from trimtab.objectives.methods import compose
 from trimtab.objectives.methods.registry import OPTIONS
 
 NAMED = [
@@ -90,7 +90,7 @@ def test_every_metric_is_in_the_table(name: str) -> None:
     objective = observed(tt.objective(name), tokens)
     plan = objective.plan(tokens)
     emitted = plan.metrics | objective.loss(moved(tokens), plan).metrics
-    assert set(emitted) <= set(descriptions.METRICS)
+    assert set(emitted) <= set(compose.METRICS)
     assert all(value.ndim == 0 for value in emitted.values())
 
 

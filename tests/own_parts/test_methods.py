@@ -10,7 +10,7 @@ import torch
 
 import trimtab as tt
 from trimtab.objectives import option_names
-from trimtab.objectives.methods import descriptions
+from trimtab.objectives.methods import compose
 from trimtab.trainer.config import load
 
 WriteFile = Callable[[str, str], Path]
@@ -80,11 +80,11 @@ def test_an_option_has_the_type_of_its_default_and_no_range_of_ours(own_file: Wr
 
 def test_the_page_of_a_method_and_of_an_attachment(own_file: WriteFile) -> None:
     own_file("mine.py", MINE)
-    page = descriptions.describe("python:mine:gentle")
+    page = compose.describe("python:mine:gentle")
     assert "| `softness` | 0.5 | how soft |" in page and "| `side` | both |  (both, up) |" in page
     assert "Where softness is 0 nothing moves." in page and "clip(r, 0.9, 1.1)" in page
-    assert "Attaches to any method: `dapo + python:mine:calm`." in descriptions.describe("python:mine:calm")
-    assert "clip(r, 0.9, 1.1)" in descriptions.describe("python:mine:gentle + s2t")
+    assert "Attaches to any method: `dapo + python:mine:calm`." in compose.describe("python:mine:calm")
+    assert "clip(r, 0.9, 1.1)" in compose.describe("python:mine:gentle + s2t")
 
 
 def test_an_advantage_by_name(own_file: WriteFile) -> None:

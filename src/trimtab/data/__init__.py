@@ -39,8 +39,17 @@ from trimtab.data.problems import (
 )
 from trimtab.data.registry import TASKS, build_task, has_held_out_problems, task_options
 from trimtab.data.repeats import Repeats, find_repeats
-from trimtab.data.sample import Group, Sample
-from trimtab.data.sampler import PromptTokens, Reply, Response, Sampler, SamplingOptions, Turns, check_prompts
+from trimtab.data.sampler import (
+    Group,
+    PromptTokens,
+    Reply,
+    Response,
+    Sample,
+    Sampler,
+    SamplingOptions,
+    Turns,
+    check_prompts,
+)
 from trimtab.own_parts import Option
 
 TaskOption = Option  # of a task, in files of users

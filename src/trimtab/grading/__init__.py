@@ -1,12 +1,12 @@
 """Verifiers: grade a response against an answer, in bounded time, whatever the model wrote."""
 
-from trimtab.grading.facts import FACTS
 from trimtab.grading.grade_lines import grade_lines
 from trimtab.grading.python_rule import rule
 from trimtab.grading.response_rules import RESPONSE_RULES
 from trimtab.grading.rules import RULES, check_rule, grade, grade_many, grade_samples, load_rule
 from trimtab.grading.verdicts import (
     CORRECT_SCORE,
+    FACTS,
     SCORE,
     VERDICT_KINDS,
     RuleErrors,

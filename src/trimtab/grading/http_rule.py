@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trimtab.data import Sample
-from trimtab.grading.facts import facts
-from trimtab.grading.verdicts import Verdict, verdict_of
+from trimtab.grading.verdicts import Verdict, facts, verdict_of
 from trimtab.text import shown
 
 MAX_REPLY_BYTES = 1 << 22

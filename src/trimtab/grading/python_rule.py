@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from trimtab.data import Sample
-from trimtab.grading.facts import FACTS, facts
-from trimtab.grading.verdicts import Verdict, WorkerCall, plain_result, verdict_of
+from trimtab.grading.verdicts import FACTS, Verdict, WorkerCall, facts, plain_result, verdict_of
 from trimtab.own_parts import PREFIX, OwnPartError, load_part, location, own_traceback
 from trimtab.text import shown
 from trimtab.workers import WorkerLimits, WorkerResult, redirected

@@ -170,3 +170,20 @@ def crashed_diagnosis(share: float, steps: int, path: object) -> str:
     when = "this step" if steps == 1 else f"each of the last {steps} steps"
     what = f"responses in {when}" if steps else "held-out problems"
     return f"the rules failed on {share:.0%} of the {what}: nothing can be learnt from that. See {path}"
+
+
+FACTS = ("prompt", "source", "tokens", "finished")
+
+
+def facts(sample: Sample) -> dict[str, Any]:
+    """Return what rules get of a sample by name; `tokens`, its length, and `finished` are None if they are unknown."""
+    problem, response = sample.problem, sample.response
+    return {
+        "response": sample.text,
+        "answer": problem.answer,
+        "extra": problem.extra,
+        "prompt": [dict(message) for message in problem.prompt],
+        "source": problem.source,
+        "tokens": None if response is None else response.num_sampled,
+        "finished": None if response is None else response.finished,
+    }

@@ -2,14 +2,12 @@
 
 from trimtab.objectives import advantages, entropy_control, splitmix64, theory
 from trimtab.objectives.comm import Comm, ProcessGroup, gather_rows
-from trimtab.objectives.methods.compose import COMMON_OPTIONS, objective, option_names
-from trimtab.objectives.methods.descriptions import METRICS, describe, summary
+from trimtab.objectives.methods.compose import COMMON_OPTIONS, METRICS, describe, objective, option_names, summary
 from trimtab.objectives.methods.registry import ATTACHMENTS, METHODS, OPTIONS
 from trimtab.objectives.normalizers import Normalizer
 from trimtab.objectives.objective import LossOutput, Objective
-from trimtab.objectives.plan import Plan, merge_metrics
+from trimtab.objectives.plan import REASON_WORDS, Plan, Reason, merge_metrics, reason_words
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
-from trimtab.objectives.reasons import REASON_WORDS, Reason, reason_words
 from trimtab.objectives.rules.penalties import Penalty, kl_estimate
 from trimtab.objectives.rules.s2t import spurious
 from trimtab.objectives.rules.stare import EntropyGate

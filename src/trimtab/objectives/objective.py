@@ -15,10 +15,9 @@ from trimtab.objectives.advantages import Groups, Values, compute_advantages
 from trimtab.objectives.comm import Comm, gather_batch, gather_rows
 from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.normalizers import Normalizer
-from trimtab.objectives.plan import Plan
+from trimtab.objectives.plan import REASON_WORDS, Plan, Reason
 from trimtab.objectives.plan_builder import Controller, PlanBuilder, TokenRule
 from trimtab.objectives.ratios import Ratio, log_ratio
-from trimtab.objectives.reasons import REASON_WORDS, Reason
 from trimtab.objectives.rules.penalties import Penalty
 from trimtab.objectives.surrogates import Surrogate
 from trimtab.objectives.token_batch import FIELD_HELP, TokenBatch

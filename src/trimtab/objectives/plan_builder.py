@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Protocol
 
 from trimtab.objectives.lazy_torch import Tensor, torch
-from trimtab.objectives.reasons import Reason
+from trimtab.objectives.plan import Reason
 from trimtab.objectives.token_batch import TokenBatch
 
 

@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.plan import Plan
-from trimtab.objectives.spans import Spans
-from trimtab.objectives.token_batch import TokenBatch
+from trimtab.objectives.token_batch import Spans, TokenBatch
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) and its products with weights are finite in fp32
 

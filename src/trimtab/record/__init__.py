@@ -27,7 +27,7 @@ from trimtab.record.layout import (
 )  # fmt: skip
 from trimtab.record.reader import RecordedStep, RecordedUpdate, Records, open_run
 from trimtab.record.recorder import Recorder, UpdateRecord, join_ranks, update_record
-from trimtab.record.schema import SCHEMA, TABLES, Column
+from trimtab.record.schema import SCHEMA, TABLES, Column, Vocabulary
 from trimtab.record.step_lines import (
     LARGEST_METRIC,
     LAST_STEP,
@@ -36,7 +36,6 @@ from trimtab.record.step_lines import (
     last_step,
     read_metrics,
 )
-from trimtab.record.vocabulary import Vocabulary
 from trimtab.record.writer import RecordWriter, StepData, rewind
 
 __all__ = [

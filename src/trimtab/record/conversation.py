@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from trimtab.record.layout import Count, Finite, RecordError
-from trimtab.record.vocabulary import Vocabulary
+from trimtab.record.schema import Vocabulary
 
 if TYPE_CHECKING:
     from trimtab.agents import Call

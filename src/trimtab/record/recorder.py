@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.record.conversation import calls_json, observations_json
 from trimtab.record.layout import StepInfo, UpdateInfo
-from trimtab.record.schema import FROM_BATCH, FROM_PLAN
-from trimtab.record.vocabulary import Vocabulary
+from trimtab.record.schema import FROM_BATCH, FROM_PLAN, Vocabulary
 from trimtab.record.writer import RecordWriter, StepData
 
 if TYPE_CHECKING:  # reading records needs no torch, so nothing here imports it before a trainer calls

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from trimtab.experiments.grid import comparison, stress
-from trimtab.experiments.grid.figures import RunFigures, run_figures
 from trimtab.experiments.grid.plan import Grid, next_value
 from trimtab.experiments.grid.pool import ProcessPool, Watch
 from trimtab.experiments.grid.runs import Cell, GridRun, RunOutcome
+from trimtab.experiments.grid.stress import RunFigures, run_figures
 from trimtab.files import locked, mark_folder, write_atomically
 from trimtab.process import StopRequest
 from trimtab.record import HOLD_STEPS, find_collapse

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trimtab.insight.alarms import policy_detectors as policy
-from trimtab.insight.alarms import response_detectors as response
+from trimtab.insight.alarms import detectors
 from trimtab.insight.alarms.detector_input import Detector
 from trimtab.record import COLLAPSE_METRICS
 
@@ -30,7 +29,7 @@ GO_BACK = "trimtab train --from RUN@STEP --set update.lr=..."
 # The order is that in which alarms of one step are reported.
 ALARM_KINDS: dict[str, AlarmKind] = {
     "entropy_collapse": AlarmKind(
-        policy.entropy_collapse,
+        detectors.entropy_collapse,
         ("policy/entropy",),
         ("collapse_level", "collapse_target", "collapse_floor"),
         "Add trim, which holds the entropy above objective.floor: objective.name = '... + trim'. Try a lower "
@@ -39,7 +38,7 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         "stability study",
     ),
     "entropy_explosion": AlarmKind(
-        policy.entropy_explosion,
+        detectors.entropy_explosion,
         ("policy/entropy",),
         ("explosion_level", "explosion_ceiling", "explosion_min_rise"),
         "Try a lower update.lr or fewer update.per_step or update.passes, and lower any entropy bonus or "
@@ -47,7 +46,7 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         "the stability study more runs survived with it from 0 % accuracy, and it changed nothing after a warm start",
     ),
     "control": AlarmKind(
-        policy.control,
+        detectors.control,
         (
             "policy/entropy",
             "trim/target",
@@ -60,52 +59,52 @@ ALARM_KINDS: dict[str, AlarmKind] = {
             "trim/gain",
         ),
         ("control_below", "control_steps", "control_leverage", "control_mixed", "control_r2"),
-        ". ".join(policy.CONTROL_ADVICE.values()),
+        ". ".join(detectors.CONTROL_ADVICE.values()),
     ),
     "spurious_growth": AlarmKind(
-        policy.spurious_growth,
+        detectors.spurious_growth,
         ("tokens/spurious_share", "groups/mixed_share", "tokens/count"),
         ("spurious_growth", "spurious_min_share"),
         "Silence them: objective.name = 'stapo', or '... + s2t' (objective.tau_p says what is rare); look at them in "
         "the records",
     ),
     "gradient_concentration": AlarmKind(
-        policy.gradient_concentration,
+        detectors.gradient_concentration,
         ("tokens/top_gradient_share", "groups/mixed_share", "tokens/count"),
         ("gradient_growth", "gradient_min_share"),
         "Try objective.name = 'stapo', a lower update.max_grad_norm or more rollout.prompts, and look at these tokens "
         "in the records",
     ),
     "ratio": AlarmKind(
-        policy.ratio,
+        detectors.ratio,
         ("update/approx_kl", "update/ratio_max"),
         ("ratio_kl", "ratio_kl_once", "ratio_growth", "ratio_kl_min", "ratio_max"),
         "Try a lower update.lr or fewer update.per_step or update.passes; keep a clip (objective.clip_low, "
         "objective.clip_high, objective.dual_clip)",
     ),
     "clip": AlarmKind(
-        policy.clip,
+        detectors.clip,
         ("update/clip_share",),
         ("clip_growth", "clip_min_share"),
         "The policy leaves the clip range more and more often: try a lower update.lr, or fewer update.per_step or "
         "update.passes",
     ),
     "sampler_mismatch": AlarmKind(
-        policy.sampler_mismatch,
+        detectors.sampler_mismatch,
         ("sampler/mismatch_mean",),
         ("mismatch_level", "mismatch_growth", "mismatch_min"),
         "Check that the sampler has the newest weights, that rollout.sampler_temperature and rollout.precision are not "
         "set, and that rollout.top_p and rollout.top_k are off; '... + tis' corrects what must remain",
     ),
     "no_signal": AlarmKind(
-        response.no_signal,
+        detectors.no_signal,
         ("groups/mixed_share", "reward/accuracy", "reward/mean", "eval/accuracy"),
         ("signal_min_share", "signal_fall", "signal_right"),
         "If all responses are wrong, use an easier task, a warm start or more rollout.samples. If all are right, use a "
         "harder task, or stop. rollout.dynamic_sampling = true samples until rewards differ. Check the verifier",
     ),
     "rule_errors": AlarmKind(
-        response.rule_errors,
+        detectors.rule_errors,
         ("reward/crashed_share",),
         ("crashed_share",),
         "Read rule_errors.jsonl in the run's folder, and fix the rule (of the task or of reward.terms) or the rows "
@@ -113,67 +112,67 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         at_once=True,
     ),
     "truncation": AlarmKind(
-        response.truncation,
+        detectors.truncation,
         ("response/truncated_share",),
         ("truncated_level", "truncated_growth"),
         "Raise rollout.max_new_tokens, or penalize long responses: reward.overlong_buffer",
     ),
     "repetition": AlarmKind(
-        response.repetition,
+        detectors.repetition,
         ("response/repetition_share",),
         ("repetition_growth",),
         "Look at what is rewarded in these responses; try reward.overlong_buffer, a lower update.lr, and the last "
         f"checkpoint before it began ({GO_BACK})",
     ),
     "length_drift": AlarmKind(
-        response.length_drift,
+        detectors.length_drift,
         ("response/length_mean", "reward/accuracy"),
         ("length_factor", "length_gain"),
         "Check what is rewarded; try objective.name = 'dr_grpo' or 'dapo' (no length bias), or reward.overlong_buffer",
     ),
     "failing_calls": AlarmKind(
-        response.failing_calls,
+        detectors.failing_calls,
         ("tools/failed_share",),
         ("failing_level", "failing_growth"),
         "Look at tools/exception, tools/timeout, tools/malformed and the others, and at such calls in the report's "
         "microscope. For malformed calls try a warm start or another tools.format, for timeouts a higher tools.timeout",
     ),
     "void_turns": AlarmKind(
-        response.void_turns,
+        detectors.void_turns,
         ("conversation/void_share",),
         ("void_level", "void_growth"),
         "Exclude such conversations from training: reward.void_turns. Check in the report's microscope that calls are "
         "written in the format that tools.format expects",
     ),
     "calls_vanish": AlarmKind(
-        response.calls_vanish,
+        detectors.calls_vanish,
         ("conversation/called_share", "reward/accuracy", "eval/accuracy"),
         ("vanish_level", "vanish_min_start"),
         "Check that calls pay off: can the task be solved without them, do they fail, do rollout.max_turns and "
         "rollout.max_new_tokens leave room for an answer after them? Try a longer warm start or a lower update.lr",
     ),
     "tool_wait": AlarmKind(
-        response.tool_wait,
+        detectors.tool_wait,
         ("time/tools_wait_share",),
         ("tool_wait_share",),
         "Raise tools.workers if cores are idle, lower tools.timeout, make the tool faster, or sample more "
         "conversations at the same time: rollout.prompts, rollout.samples",
     ),
     "reward_hacking": AlarmKind(
-        response.reward_hacking,
+        detectors.reward_hacking,
         ("reward/accuracy", "reward/mean", "eval/accuracy", "response/length_mean", "policy/entropy"),
         ("hacking_rise", "hacking_follow", "jump_rise", "jump_length", "jump_entropy"),
         "Read the newest rewarded responses: does the verifier (task.rule) reward anything but right answers? "
         "If not, train on more problems, because the model may be memorising",
     ),
     "reward_drop": AlarmKind(
-        response.reward_drop,
+        detectors.reward_drop,
         ("reward/accuracy", "reward/mean", "eval/accuracy"),
         ("drop_share", "drop_min", "drop_noise"),
         f"Go back to a checkpoint before the fall, with a lower update.lr ({GO_BACK}); the other alarms may say why",
     ),
     "collapse": AlarmKind(
-        response.collapse,
+        detectors.collapse,
         COLLAPSE_METRICS,
         (),
         f"Go back to a checkpoint before this step, with a lower update.lr or fewer update.per_step ({GO_BACK}); "

@@ -26,7 +26,7 @@ from trimtab.objectives.ratios import (
     token_ratio,
     token_ratio_in_response,
 )
-from trimtab.objectives.rules import corrections, covariance, entropy, penalties
+from trimtab.objectives.rules import entropy, penalties
 from trimtab.objectives.rules.s2t import s2t
 from trimtab.objectives.rules.stare import stare as stare_rule
 from trimtab.objectives.rules.trim import trim
@@ -170,14 +170,14 @@ def clip_cov(
 
     The random choice depends only on the seed and the batch, so a replay makes the same choice.
     """
-    rule = covariance.drop_covariant(share, cov_low, cov_high, seed)
+    rule = entropy.drop_covariant(share, cov_low, cov_high, seed)
     return Objective("clip_cov", token_ratio, ppo_clip(clip_low, clip_high), token_mean, (rule,))
 
 
 @method(paper="2505.22617")
 def kl_cov(share: float = 2e-3, coef: float = 1.0, clip_low: float = 1.0, clip_high: float = 1.0) -> Objective:
     """Penalise moving away from the old policy on the tokens with the highest covariance of log-prob and advantage."""
-    rule = covariance.penalize_covariant(share, coef)
+    rule = entropy.penalize_covariant(share, coef)
     surrogate = ppo_clip(clip_low, clip_high, unclipped=penalties.penalized)
     return Objective("kl_cov", token_ratio, surrogate, token_mean, (rule,), (penalties.distance_from_old,))
 
@@ -272,9 +272,9 @@ _ATTACHED: dict[Callable[..., TokenRule | penalties.Penalty], str] = {
     s2t: "2602.15620",
     stare_rule: "2606.19236",
     entropy.top_entropy: "2506.01939",
-    corrections.tis: "",
-    corrections.icepop: "",
-    corrections.mis: "",
+    penalties.tis: "",
+    penalties.icepop: "",
+    penalties.mis: "",
     penalties.kl: "2402.03300",
     entropy.entropy_bonus: "2505.22312",
     trim: "",

@@ -7,8 +7,8 @@ from typing import Literal
 
 from trimtab.objectives import selection
 from trimtab.objectives.lazy_torch import Tensor
+from trimtab.objectives.plan import Reason
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
-from trimtab.objectives.reasons import Reason
 from trimtab.objectives.token_batch import TokenBatch
 
 Population = Literal["candidates", "all"]

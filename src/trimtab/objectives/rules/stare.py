@@ -9,8 +9,8 @@ from typing import Literal
 
 from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.phi import MOMENTS, token_phi
+from trimtab.objectives.plan import Reason
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
-from trimtab.objectives.reasons import Reason
 from trimtab.objectives.rules.entropy import checked_state
 from trimtab.objectives.selection import top_share
 

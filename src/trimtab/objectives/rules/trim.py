@@ -14,8 +14,8 @@ from typing import Literal
 
 from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.phi import MOMENTS, estimated_phi, token_phi
+from trimtab.objectives.plan import Reason
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
-from trimtab.objectives.reasons import Reason
 from trimtab.objectives.rules.entropy import checked_state
 
 PhiSource = Literal["exact", "estimated"]
