@@ -18,16 +18,9 @@ from trimtab.data import Problem, Sample
 from trimtab.grading.extract import answer_box, answer_boxes, answer_line, last_box, last_number, parse_number, tidy
 from trimtab.grading.http_rule import HttpRule
 from trimtab.grading.mathematics import asks_for_several, grade_extracted, tokenize, unbox
+from trimtab.grading.puzzle_rules import grade_countdown, gym_score
 from trimtab.grading.python_rule import DeferredCall, PythonRule, load_python_rule
-from trimtab.grading.response_rules import (
-    RESPONSE_RULES,
-    FormatRule,
-    LanguageRule,
-    LengthRule,
-    grade_countdown,
-    gym_score,
-    make_rule,
-)
+from trimtab.grading.response_rules import RESPONSE_RULES, FormatRule, LanguageRule, LengthRule, make_rule
 from trimtab.grading.verdicts import CORRECT_SCORE, Verdict, WorkerCall, make_verdict, verdict_of
 from trimtab.text import shown
 from trimtab.workers import WorkerResult, result_of, submit_call
