@@ -24,7 +24,7 @@ import tool_pages
 from command_docs import commands_page
 from method_docs import methods_reference
 from recipe_docs import recipes_page
-from trimtab.engines.common import EngineOptions
+from trimtab.engines.options import EngineOptions
 from trimtab.insight.alarms import ALARM_KINDS, threshold_reasons
 from trimtab.record import COLLAPSE_DEFINITION, TABLES
 from trimtab.trainer.config import json_schema

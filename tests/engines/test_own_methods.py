@@ -36,7 +36,7 @@ NAME = "python:mine_of_engines:gentle + s2t"
 
 def test_in_trl(mine: None, tmp_path: Path) -> None:
     pytest.importorskip("trl")
-    from trimtab.engines.common import objective_table
+    from trimtab.engines.options import objective_table
     from trimtab.engines.trl import TrimtabConfig
     from trimtab.trainer.config import build_objective
 

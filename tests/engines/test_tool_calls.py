@@ -11,8 +11,8 @@ import pytest
 
 from trimtab.data import Problem
 from trimtab.engines import conversations
-from trimtab.engines.common import EngineOptions, read_options
 from trimtab.engines.conversations import ConversationTools
+from trimtab.engines.options import EngineOptions, read_options
 from trimtab.own_parts import OwnPartError, look_beside
 from trimtab.trainer.config import RecordConfig, ToolsConfig
 
@@ -108,6 +108,6 @@ def test_the_options_are_those_of_a_recipe_and_an_old_name_is_told_the_new_one()
 
 
 def test_the_tools_need_no_torch() -> None:
-    code = "import sys, trimtab.engines.common; assert 'torch' not in sys.modules"
+    code = "import sys, trimtab.engines.options; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

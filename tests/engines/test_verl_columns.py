@@ -14,7 +14,8 @@ from verl.utils import tensordict_utils as tu
 
 from helpers.engines.verl_batches import TOKENIZER, core_batch, nested, random_batch
 from helpers.engines.verl_runs import CHARACTERS, SPECIAL
-from trimtab.engines.common import EngineOptions, segments_by_turn, tool_tokens
+from trimtab.engines.common import segments_by_turn, tool_tokens
+from trimtab.engines.options import EngineOptions
 from trimtab.engines.verl.planning import fields_read, minibatch_rows, plan_step, sampled_tokens
 from trimtab.engines.verl.trainer import record_step, start_recording
 from trimtab.objectives import Reason

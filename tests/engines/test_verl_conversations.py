@@ -23,8 +23,8 @@ from helpers.engines.verl_calls import FORMAT, EqualsParser, write_tools
 from helpers.engines.verl_configs import changed
 from helpers.engines.verl_runs import run, write_inputs
 from trimtab.engines import AGENT_LOOP, AGENT_LOOP_KEY
-from trimtab.engines.common import EngineOptions
 from trimtab.engines.conversations import ReplyText, last_sampled
+from trimtab.engines.options import EngineOptions
 from trimtab.engines.verl.agent_loop import TrimtabToolAgentLoop
 from trimtab.engines.verl.options import check_config, read_options, reward_warning
 from trimtab.engines.verl.reward import compute_score

@@ -93,7 +93,7 @@ def _hermes(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[ParsedC
     calls = []
     for found in _HERMES.finditer(text):
         body, end = found.group(1).strip(), found.group(2)
-        call = _json_call(body, "arguments")
+        call = _json_call(body)
         if call.problem and not end:
             call = ParsedCall(problem="the call has no closing </tool_call>")
         calls.append(call)
@@ -163,9 +163,9 @@ def _split_arguments(text: str, names: Sequence[str]) -> dict[str, str]:
     return texts
 
 
-def _json_call(body: str, key: str) -> ParsedCall:
+def _json_call(body: str) -> ParsedCall:
     try:
-        return read_json_call(json.loads(body), key)
+        return read_json_call(json.loads(body))
     except (ValueError, RecursionError) as error:  # an integer of 5,000 digits is a ValueError too
         return ParsedCall(problem=_json_problem(error))
 

@@ -292,9 +292,10 @@ def make_reporter(request: TrainRequest, folder: RunFolder, quiet: bool, print_l
     return LiveReporter(title, objective.entropy_target, earlier=folder.records())
 
 
-def claim_folder(request: TrainRequest, parent: Path = Path("runs")) -> Path:
+def claim_folder(request: TrainRequest) -> Path:
     """Make and return runs/<recipe>-<objective>-<n> with the first free n, or runs/<run>-from-<step>-<n>."""
     stem = request.name or f"{recipe_name(request.recipe)}-{slug(str(request.config.objective['name']))}"
+    parent = Path("runs")
     parent.mkdir(parents=True, exist_ok=True)
     number = 0
     while True:

@@ -17,7 +17,7 @@ from trimtab.own_parts import OwnPartError, look_beside
 from trimtab.text import cut_middle, printable
 
 if TYPE_CHECKING:
-    from trimtab.engines.common import EngineOptions
+    from trimtab.engines.options import EngineOptions
 
 LEFT_OUT = "\n... ({} characters left out) ...\n"
 _log = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ _LISTED = re.compile(r"(?<=\d)(?: ,|, | , )(?=\d{3}(?!\d))", re.ASCII)  # `1, 23
 def last_box(text: str) -> str | None:
     r"""Return the content of the last `\boxed{...}` whose braces balance; None if there is none."""
     plain = _blank_escapes(text)
-    box = _find_last_box(plain, len(plain), MAX_BRACES)
+    box = _find_last_box(plain)
     return None if box is None else text[box[1] : box[2]]
 
 
@@ -73,7 +73,7 @@ def answer_boxes(text: str) -> str | None:
     while len(found) < MAX_BOXES:
         before = plain.rfind("\\boxed", max(0, start - MAX_LINE_CHARS), start)
         opening = _BOX.match(plain, before) if before >= 0 else None
-        close = _find_closing(plain, opening.end(), start, MAX_BRACES) if opening else None
+        close = _find_closing(plain, opening.end(), start) if opening else None
         joint = _joint(text[close + 1 : start]) if close is not None else None
         if opening is None or close is None or joint is None:
             break
@@ -99,7 +99,7 @@ def _named(text: str, start: int, content: str) -> str:
 
 def _find_last_outer_box(plain: str) -> tuple[int, int, int] | None:
     """Return where the last box that is not inside another one starts, and its content starts and ends."""
-    box = _find_last_box(plain, len(plain), MAX_BRACES)
+    box = _find_last_box(plain)
     if box is None:
         return None
     outer, inner, end = box
@@ -110,7 +110,7 @@ def _find_last_outer_box(plain: str) -> tuple[int, int, int] | None:
             break
         if (opening := _BOX.match(plain, start)) is None:
             continue
-        close = _find_closing(plain, opening.end(), min(len(plain), end + MAX_LINE_CHARS), MAX_BRACES)
+        close = _find_closing(plain, opening.end(), min(len(plain), end + MAX_LINE_CHARS))
         if close is not None and close > end:
             outer, inner, end = start, opening.end(), close
     return outer, inner, end
@@ -121,7 +121,7 @@ def _open_boxes(content: str) -> str:
     for _ in range(MAX_NESTED if len(content) <= MAX_LINE_CHARS else 0):
         held = content.strip()
         opening = _BOX.match(held)
-        if opening is None or _find_closing(held, opening.end(), len(held), MAX_BRACES) != len(held) - 1:
+        if opening is None or _find_closing(held, opening.end(), len(held)) != len(held) - 1:
             break
         content = held[opening.end() : -1]
     return content
@@ -144,8 +144,10 @@ def answer_line(text: str) -> str | None:
     return line.strip().strip("*").strip()
 
 
-def _find_last_box(plain: str, end: int, braces: int) -> tuple[int, int, int] | None:
+def _find_last_box(plain: str) -> tuple[int, int, int] | None:
     """Return where the last balanced box starts, where its content starts, and where that ends."""
+    end = len(plain)
+    braces = MAX_BRACES
     # From the last box backwards, each is followed no further than the next one's start: had the next one closed, it
     # would have been found, and a box cannot close before the boxes inside it do. So no brace is scanned twice.
     start = plain.rfind("\\boxed")
@@ -163,10 +165,10 @@ def _find_last_box(plain: str, end: int, braces: int) -> tuple[int, int, int] | 
     return None
 
 
-def _find_closing(plain: str, start: int, end: int, braces: int) -> int | None:
+def _find_closing(plain: str, start: int, end: int) -> int | None:
     """Return where the brace closes that opened before `start`."""
     depth = 1
-    for brace in islice(_BRACE.finditer(plain, start, end), braces):
+    for brace in islice(_BRACE.finditer(plain, start, end), MAX_BRACES):
         depth += 1 if brace[0] == "{" else -1
         if depth == 0:
             return brace.start()

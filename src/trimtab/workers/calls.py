@@ -196,11 +196,9 @@ def result_of(future: Future[WorkerResult], function: str, seconds: float = 0.0)
         return WorkerResult("crashed", error="the worker did not answer", gone=True)
 
 
-def call_worker(
-    function: str, arguments: tuple[Any, ...], limits: WorkerLimits, keywords: Mapping[str, Any] | None = None
-) -> WorkerResult:
+def call_worker(function: str, arguments: tuple[Any, ...], limits: WorkerLimits) -> WorkerResult:
     """Have a worker call a function, and return its result."""
-    return result_of(submit_call(function, arguments, limits, keywords), function, limits.seconds)
+    return result_of(submit_call(function, arguments, limits), function, limits.seconds)
 
 
 class WorkerSession:

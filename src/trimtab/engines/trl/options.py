@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab.engines import missing_engine
-from trimtab.engines.common import EngineOptions, objective_table, read_options
+from trimtab.engines.options import EngineOptions, objective_table, read_options
 from trimtab.objectives import Objective
 from trimtab.trainer.config import build_objective
 

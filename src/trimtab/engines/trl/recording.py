@@ -151,7 +151,7 @@ class TrlRecording:
             norm = {} if grad_norm is None else {"update/grad_norm": grad_norm}
             self._metrics[-1] = {**self._metrics[-1], **norm, "update/lr": lr}
         if self._due and self.recorder is not None:
-            self._write(self._due, self.recorder)
+            self._write(self._due)
 
     def flush(self) -> None:
         """Wait until everything is on disk."""
@@ -163,10 +163,10 @@ class TrlRecording:
         """Write what is queued and end the recorder."""
         if self.recorder is not None:
             if self._due:
-                self._write(self._due, self.recorder)
+                self._write(self._due)
             self.recorder.close()
 
-    def _write(self, step: int, recorder: Recorder) -> None:
+    def _write(self, step: int) -> None:
         self._due = 0
         names = {name: None for metrics in self._metrics for name in metrics}
         found = {name: [metrics[name] for metrics in self._metrics if name in metrics] for name in names}

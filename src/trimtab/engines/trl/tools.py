@@ -8,8 +8,8 @@ from typing import Any, ClassVar, get_type_hints
 
 from trimtab.agents import BUILT_IN
 from trimtab.data import Problem
-from trimtab.engines.common import EngineOptions, read_options
 from trimtab.engines.conversations import ConversationTools
+from trimtab.engines.options import EngineOptions, read_options
 from trimtab.own_parts import load_part, module_folders
 
 

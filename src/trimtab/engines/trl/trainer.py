@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from trimtab.engines import check_version, common, missing_engine
-from trimtab.engines.common import objective_table
 from trimtab.engines.conversations import ReplyText
+from trimtab.engines.options import objective_table
 from trimtab.engines.trl import padded
 from trimtab.engines.trl.options import TrimtabConfig, check_replaced, check_sampler, with_reference
 from trimtab.engines.trl.padded import PaddedBatch

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trimtab.engines import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE, common
-from trimtab.engines.common import EngineOptions
+from trimtab.engines import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE
+from trimtab.engines import options as engine_options
+from trimtab.engines.options import EngineOptions
 from trimtab.objectives import Objective
 from trimtab.own_parts import is_own, module_folders
 from trimtab.text import nearest
@@ -61,7 +62,7 @@ def shared_options(section: Mapping[str, Any]) -> EngineOptions:
     shared = {key: given.pop(key) for key in KEYS if key in given}
     if shared.get("objective"):
         shared["objective"] = {"name": str(shared["objective"]), **given}
-    return common.read_options("verl", shared, "trimtab.")
+    return engine_options.read_options("verl", shared, "trimtab.")
 
 
 def _explained(error: ValueError, given: Mapping[str, Any]) -> ValueError:

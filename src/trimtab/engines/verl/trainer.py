@@ -24,7 +24,6 @@ from verl.utils.debug import marked_timer
 
 from trimtab.data import Problem, Response, Sample
 from trimtab.engines.common import (
-    EngineOptions,
     load_state,
     observed_spans,
     require_unused,
@@ -34,6 +33,7 @@ from trimtab.engines.common import (
     tool_tokens,
     verdict_of_score,
 )
+from trimtab.engines.options import EngineOptions
 from trimtab.engines.verl import agent_loop  # noqa: F401  (registers the agent loop in every process)
 from trimtab.engines.verl.options import check_config, read_options, reward_warning
 from trimtab.engines.verl.planning import METRIC_PREFIX, SENT_COLUMNS, PlannedLoss, PlannedStep, fields_read, plan_step

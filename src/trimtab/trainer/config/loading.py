@@ -58,9 +58,9 @@ def load(recipe: str | Path | Mapping[str, Any] | None, settings: Sequence[str] 
     return parse(table)
 
 
-def load_stored(path: Path, settings: Sequence[str] = ()) -> Config:
+def load_stored(path: Path) -> Config:
     """Load the configuration of a run, which may come from anyone: no code that it names is run."""
-    return parse_stored(_with_settings(_read(path), settings))
+    return parse_stored(_read(path))
 
 
 def own_code(path: Path) -> list[str]:

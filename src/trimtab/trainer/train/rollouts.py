@@ -160,9 +160,9 @@ def _note_errors(trainer: Trainer, sample: Sample, terms: Mapping[str, Verdict])
         trainer.rule_errors.add(trainer.config.reward.terms[name].rule, verdict, sample)
 
 
-def sample_texts(responses: Sequence[Sample], count: int = SAMPLES_LOGGED) -> list[SampleText]:
+def sample_texts(responses: Sequence[Sample]) -> list[SampleText]:
     """Return some responses of a step as text, from short to long: evenly spaced in the order of training."""
-    some = [responses[n * len(responses) // count] for n in range(min(count, len(responses)))]
+    some = [responses[n * len(responses) // SAMPLES_LOGGED] for n in range(min(SAMPLES_LOGGED, len(responses)))]
     return [
         SampleText(
             prompt="\n".join(message["content"] for message in each.problem.prompt),

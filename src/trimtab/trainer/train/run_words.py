@@ -124,8 +124,9 @@ def accuracy_change(first: float, last: float, problems: int) -> AccuracyChange:
     return AccuracyChange(change, max(change - down, -1.0), min(change + up, 1.0))
 
 
-def _wilson(share: float, problems: int, z: float = 1.96) -> tuple[float, float]:
+def _wilson(share: float, problems: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share of problems."""
+    z = 1.96
     weight = z * z / problems
     half = math.sqrt(weight * share * (1 - share) + weight * weight / 4)
     return (share + weight / 2 - half) / (1 + weight), (share + weight / 2 + half) / (1 + weight)
