@@ -21,6 +21,7 @@ import trimtab  # noqa: E402
 
 OUTSIDE = re.compile(r"\]\((?:\.\./)+([\w./-]+)\)")  # a link from a page of docs/ to a file outside of it
 NOTEBOOK = re.compile(r"(\]\([\w./-]+)\.ipynb\)(?!\{)")  # but for the button that downloads it
+LAZY_TORCH = "trimtab.objectives.lazy_torch"  # where modules import torch from, which is nothing to a reader
 CHANGELOG = 'href="changelog.html"'  # in the footer
 PROGRAMS = {".py", ".sh", ".toml"}
 # The search leaves out common words, of which "own" is one: "own reward" is to find the guide, not the reference.
@@ -39,6 +40,7 @@ def on_config(config: Any) -> Any:
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Lead the footer's link to the changelog from pages in folders too: the site also opens from a disk."""
+    output = output.replace(f'title="{LAZY_TORCH}.', 'title="torch.')
     return output.replace(CHANGELOG, f'href="{get_relative_url("changelog.html", page.url)}"')
 
 

@@ -42,6 +42,12 @@ def test_every_page_names_the_version_and_leads_to_the_changelog(site: Path) -> 
     assert "STAPO" in (site / "changelog.html").read_text()
 
 
+def test_the_types_of_the_api_are_named_as_torch_names_them(site: Path) -> None:
+    page = (site / "api.html").read_text()
+    assert 'title="torch.Tensor"' in page
+    assert "lazy_torch" not in page
+
+
 def test_what_a_newcomer_needs_stands_first() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     start, guides = (navigation.partition(f"- {tab}:\n")[2].partition("\n  - ")[0] for tab in ("Start", "Guides"))
