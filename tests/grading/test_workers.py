@@ -120,6 +120,13 @@ def test_what_a_call_prints_is_not_taken_for_a_result() -> None:
     assert call("prints").value is False
 
 
+@pytest.mark.parametrize("written", ["5", "[]", "{}", '"done"', "{"])
+def test_what_a_function_writes_to_its_channel_ends_its_own_call_only(written: str) -> None:
+    result = call("writes_to_its_channel", written)
+    assert result.outcome == "crashed" and "the worker ended" not in result.error
+    assert call("prints").value is False
+
+
 def test_no_call_sees_what_another_left_behind() -> None:
     assert [call("remembers").value for _ in range(3)] == [False] * 3
 

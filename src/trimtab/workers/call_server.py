@@ -177,6 +177,8 @@ class CallServer(Supervisor[Worker]):
                 result = json.loads(worker.output)
             except ValueError:
                 result = None
+            if not isinstance(result, dict) or "outcome" not in result:
+                result = None  # the function has written to its channel itself
             self.finish(worker, result, alive=bool(chunk) and worker.session is not None)
 
     def finish(self, worker: Worker, result: Message | None, alive: bool = False) -> None:

@@ -72,6 +72,12 @@ def prints(response: str, answer: str, extra: dict[str, Any]) -> bool:
     return False
 
 
+def writes_to_its_channel(response: str, answer: str, extra: dict[str, Any]) -> bool:
+    os.write(3, response.encode() + b"\n")
+    time.sleep(60)
+    return True
+
+
 def talkative(response: str, answer: str, extra: dict[str, Any]) -> float:
     print("seen", len(response))  # noqa: T201
     return float(len(response) % 2)
