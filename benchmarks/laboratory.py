@@ -150,6 +150,15 @@ PARTS = {
         seeds=(0, 1),
         save_model=spurious.save_warm_model,
     ),
+    "spurious-long": Part(
+        "rare rewarded tokens at rates that keep the policy, for longer",
+        "benchmarks/spurious.toml",
+        ("dapo", "stapo", "dapo + s2t(mask=random)", "stapo(tau_p=0.0002)"),
+        settings=("warm_start.steps=0", "task.size=2000", "run.steps=300", "run.eval_every=50"),
+        variants=("update.lr=3e-5", "update.lr=1e-4"),
+        seeds=(0, 1, 2, 3, 4),
+        save_model=spurious.save_warm_model,
+    ),
     "spurious-tokens": Part(  # the second pass over a batch sees what the first one did to its tokens
         "what an update does to rare rewarded tokens",
         "benchmarks/spurious.toml",
@@ -242,8 +251,10 @@ def run_part(part: Part, folder: Path, out: Path, jobs: int, minutes: float) -> 
             shutil.rmtree(outcome.run.folder.checkpoints, ignore_errors=True)
 
     pool = ProcessPool(waiting, jobs, lambda line: print(line, flush=True), on_end=keep)
-    threading.Timer(60 * minutes, signal.raise_signal, [signal.SIGTERM]).start()
+    timer = threading.Timer(60 * minutes, signal.raise_signal, [signal.SIGTERM])
+    timer.start()
     pool.run()
+    timer.cancel()  # else the process waits for it
     return any(run.name not in done for run in waiting)
 
 
