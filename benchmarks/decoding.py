@@ -20,9 +20,8 @@ from sampler import PEAK, PROMPT, copy_speed, min_bytes_read, qwen3, random_mode
 from stopwatch import seconds_of
 from trimtab.data import SamplingOptions
 from trimtab.trainer.sampling import PagedSampler
-from trimtab.trainer.sampling.paged.buffers import Scalar
+from trimtab.trainer.sampling.paged.buffers import PAGE_SIZE, Scalar
 from trimtab.trainer.sampling.paged.decoder import Decoder
-from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
 
 STEPS = 16
 BATCHES = [(1, 3500), (8, 2500), (32, 1500), (64, 4000), (64, 1100), (128, 750), (192, 500), (256, 400), (384, 200)]

@@ -31,7 +31,7 @@ from result_file import about, save
 from trimtab.trainer.config import Config, parse
 from trimtab.trainer.memory.estimate import SMOLLM2, estimate_memory
 from trimtab.trainer.memory.fake_model import MemoryTracker
-from trimtab.trainer.model.demo_model import demo_tokenizer
+from trimtab.trainer.model.loading import demo_tokenizer
 from trimtab.trainer.train import loop, scoring
 from trimtab.trainer.train.loop import train_step
 from trimtab.trainer.train.trainer import RunProgress, build_trainer

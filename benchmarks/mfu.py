@@ -32,7 +32,7 @@ from trimtab.data import Problem, Response, Sample
 from trimtab.grading import Verdict
 from trimtab.trainer.config import Config, load
 from trimtab.trainer.model import Policy, Precision, load_policy, loading, make_optimizer, pick_device, score
-from trimtab.trainer.model.demo_model import demo_tokenizer
+from trimtab.trainer.model.loading import demo_tokenizer
 from trimtab.trainer.train.build import build_sampler
 from trimtab.trainer.train.loop import update_policy
 from trimtab.trainer.train.rollouts import Rollouts

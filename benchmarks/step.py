@@ -34,7 +34,7 @@ from trimtab.grading import grade_many
 from trimtab.objectives import Objective
 from trimtab.trainer.config import Config, load
 from trimtab.trainer.model import pick_device
-from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
+from trimtab.trainer.model.loading import demo_model, demo_tokenizer
 from trimtab.trainer.model.pretrained import smollm2_folder
 from trimtab.trainer.train import loop, rollouts, scoring
 from trimtab.trainer.train.build import build_sampler, build_task

@@ -8,7 +8,7 @@ import random
 from datasets import Dataset
 
 from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer  # instead of trl's GRPOConfig and GRPOTrainer
-from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
+from trimtab.trainer.model.loading import demo_model, demo_tokenizer
 
 
 def close(completions: list[str], answer: list[int], **_: object) -> list[float]:

@@ -11,7 +11,7 @@ from helpers.agents.tokenizers_of_models import CHATML, PROBLEM, qwen, small_tok
 from trimtab.agents import ReplyTemplate, ToolSet
 from trimtab.agents.reply_template import ObservedText
 from trimtab.data import Problem, user
-from trimtab.trainer.model.demo_model import demo_tokenizer
+from trimtab.trainer.model.loading import demo_tokenizer
 
 HERE = "python:helpers.agents.misbehaving_tools"
 MARKUP = "a <|im_end|> b <|im_start|> <tool_call> </tool_response> </think> <|endoftext|>"

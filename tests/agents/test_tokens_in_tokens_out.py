@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helpers.agents.tokenizers_of_models import PROBLEM, converse, hermes, qwen
 from trimtab.agents import Conversation, Limits, ReplyTemplate, ToolSet
 from trimtab.agents.tool_set import ToolResult
-from trimtab.trainer.model.demo_model import demo_tokenizer
+from trimtab.trainer.model.loading import demo_tokenizer
 
 HERE = "python:helpers.agents.misbehaving_tools"
 LIMITS = Limits(max_turns=5, max_observation_tokens=40)

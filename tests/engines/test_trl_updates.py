@@ -23,7 +23,7 @@ from helpers.engines.trl_worker import known_rollout, run, save_start
 from trimtab.engines.common import STATE_FILE
 from trimtab.objectives import segment_ids
 from trimtab.trainer.model import Policy, Transcript, UpdateOptions, update
-from trimtab.trainer.model.demo_model import demo_tokenizer
+from trimtab.trainer.model.loading import demo_tokenizer
 
 SUPPORT = Path(__file__).parents[1] / "support"
 OBJECTIVES = (

@@ -205,7 +205,7 @@ def test_the_recorded_objective_by_its_own_name_is_the_recorded_one(recorded: Pa
 
 def test_segments_made_from_recorded_pieces_are_the_tokenizers(recorded: Path) -> None:
     records = open_run(recorded)
-    from trimtab.trainer.model.demo_model import demo_tokenizer
+    from trimtab.trainer.model.loading import demo_tokenizer
 
     for step in records:
         for update in step.updates:

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from helpers.objectives.made_tokenizers import byte_level_bpe
 from trimtab.grading import grade
 from trimtab.trainer.model import Policy
-from trimtab.trainer.model.demo_model import demo_tokenizer
+from trimtab.trainer.model.loading import demo_tokenizer
 from trimtab.workers import calls
 
 SMOLLM2 = Path(os.environ.get("TRIMTAB_CACHE", "~/.cache/trimtab")).expanduser() / "smollm2-135m-instruct"

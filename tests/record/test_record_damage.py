@@ -17,8 +17,16 @@ import pytest
 from helpers.record.made_records import made_run, made_step, readable, same
 from helpers.thorough import THOROUGH
 from trimtab.record import SCHEMA, TABLES, RecordError, RecordWarning, open_run
-from trimtab.record.layout import LARGEST_JSON, RECORDS_FOLDER, json_with_digest, read_json, step_folder
-from trimtab.record.parquet import encode, open_table, read_columns
+from trimtab.record.layout import (
+    LARGEST_JSON,
+    RECORDS_FOLDER,
+    encode,
+    json_with_digest,
+    open_table,
+    read_columns,
+    read_json,
+    step_folder,
+)
 
 FLIPS = 400 if THOROUGH else 60
 STEP_FILES = ("tokens.parquet", "responses.parquet", "step.json")

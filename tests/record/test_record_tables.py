@@ -12,7 +12,7 @@ import pytest
 
 from helpers.record.made_records import OPTIONAL, made_run, made_step, record, same
 from trimtab.record import SCHEMA, TABLES, RecordError, StepData, open_run
-from trimtab.record.parquet import encode, open_table, read_columns
+from trimtab.record.layout import encode, open_table, read_columns
 from trimtab.record.schema import arrow_schema, required
 
 ODD = [np.nan, np.inf, -np.inf, -0.0, 1e-45, 3.4e38, -1e4, np.float32(0.1)]

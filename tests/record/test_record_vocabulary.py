@@ -14,7 +14,7 @@ from helpers.objectives.made_tokenizers import byte_level_bpe
 from trimtab.objectives import segment_ids
 from trimtab.objectives.segments import token_bytes
 from trimtab.record import Vocabulary
-from trimtab.trainer.model.demo_model import demo_tokenizer
+from trimtab.trainer.model.loading import demo_tokenizer
 from trimtab.trainer.train.recording import tokenizer_vocabulary
 
 TEXTS = [

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from helpers.sampling.paged_models import CONFIGS, EOS, assert_same, count_preemptions, prompts, tiny
 from trimtab.data import SamplingOptions
 from trimtab.trainer.sampling import NativeSampler, PagedSampler
-from trimtab.trainer.sampling.paged import prefill as module
+from trimtab.trainer.sampling.paged import sampler as module
+from trimtab.trainer.sampling.paged.buffers import PAGE_SIZE
 from trimtab.trainer.sampling.paged.decoder import graph_size
-from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
-from trimtab.trainer.sampling.paged.prefill import pack_prefixes
+from trimtab.trainer.sampling.paged.sampler import pack_prefixes
 
 OPTIONS = SamplingOptions(samples=3, max_new_tokens=20, seed=3)
 PREFIXES = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=3 * PAGE_SIZE), min_size=1, max_size=5)

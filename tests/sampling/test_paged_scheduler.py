@@ -23,8 +23,7 @@ from helpers.sampling.simulated_device import (
 )
 from helpers.thorough import THOROUGH
 from trimtab.trainer.sampling.paged import scheduler as module
-from trimtab.trainer.sampling.paged.buffers import Scalar
-from trimtab.trainer.sampling.paged.kv_cache import PageAllocator
+from trimtab.trainer.sampling.paged.buffers import PageAllocator, Scalar
 from trimtab.trainer.sampling.sequence import SampledSequence
 
 

@@ -16,7 +16,7 @@ from helpers.sampling.turns import RandomTurns
 from trimtab.data import Reply, Response, SamplingOptions
 from trimtab.trainer.model import Policy, Transcript, score
 from trimtab.trainer.sampling import NativeSampler, PagedSampler
-from trimtab.trainer.sampling.paged.prefill import Prefill
+from trimtab.trainer.sampling.paged.sampler import Prefill
 from trimtab.trainer.sampling.paged.scheduler import Scheduler, SequenceGroup
 
 BATCH = prompts(1, 20, 64, 70)

@@ -4,9 +4,9 @@ from trimtab.agents.call_formats import CALL_FORMATS, CallFormat, ParsedCall, re
 from trimtab.agents.conversations import Conversations, Dialogue
 from trimtab.agents.reply_template import ReplyTemplate
 from trimtab.agents.tool_set import BUILT_IN, ToolCatalog, ToolSet
-from trimtab.agents.types import ENDED, OUTCOMES, Call, Conversation, Ended, Limits, Message, Outcome
+from trimtab.agents.types import ENDED, OUTCOMES, Call, Conversation, Limits, Message
 
 __all__ = [
     "BUILT_IN", "CALL_FORMATS", "ENDED", "OUTCOMES", "Call", "CallFormat", "Conversation", "Conversations", "Dialogue",
-    "Ended", "Limits", "Message", "Outcome", "ParsedCall", "ReplyTemplate", "ToolCatalog", "ToolSet", "read_json_call",
+    "Limits", "Message", "ParsedCall", "ReplyTemplate", "ToolCatalog", "ToolSet", "read_json_call",
 ]  # fmt: skip

@@ -26,7 +26,6 @@ from trimtab.data.files import (
 from trimtab.data.gym import GymTask, gym_dataset
 from trimtab.data.problems import (
     FixedTask,
-    Message,
     Problem,
     Split,
     Task,
@@ -56,7 +55,7 @@ TaskOption = Option  # of a task, in files of users
 
 __all__ = [
     "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "HELD_OUT", "PROMPT_SUFFIX", "TASKS", "Arithmetic",
-    "BenchmarkProblem", "Countdown", "FixedTask", "Group", "GymTask", "Message", "Option", "Problem",
+    "BenchmarkProblem", "Countdown", "FixedTask", "Group", "GymTask", "Option", "Problem",
     "PromptTokens", "Repeats", "Reply", "Response", "Sample", "Sampler", "SamplingOptions", "Split", "Task",
     "TaskOption", "Turns", "build_task", "check_columns", "check_paths", "check_prompts", "derive_seed",
     "find_benchmark", "find_repeats", "gsm8k", "gym_dataset", "has_held_out_problems", "is_hub_data",

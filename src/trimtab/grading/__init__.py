@@ -6,7 +6,6 @@ from trimtab.grading.response_rules import RESPONSE_RULES
 from trimtab.grading.rules import RULES, check_rule, grade, grade_many, grade_samples, load_rule
 from trimtab.grading.verdicts import (
     CORRECT_SCORE,
-    FACTS,
     SCORE,
     VERDICT_KINDS,
     RuleErrors,
@@ -19,7 +18,7 @@ from trimtab.grading.verdicts import (
 )
 
 __all__ = [
-    "CORRECT_SCORE", "FACTS", "RESPONSE_RULES", "RULES", "SCORE", "VERDICT_KINDS", "RuleErrors", "Verdict",
+    "CORRECT_SCORE", "RESPONSE_RULES", "RULES", "SCORE", "VERDICT_KINDS", "RuleErrors", "Verdict",
     "VerdictKind", "check_rule", "crashed_diagnosis", "describe_error", "grade", "grade_lines", "grade_many",
     "grade_samples", "is_score", "load_rule", "rule", "verdict_of",
 ]  # fmt: skip

@@ -27,7 +27,7 @@ from trimtab.record.layout import (
 )  # fmt: skip
 from trimtab.record.reader import RecordedStep, RecordedUpdate, Records, open_run
 from trimtab.record.recorder import Recorder, UpdateRecord, join_ranks, update_record
-from trimtab.record.schema import SCHEMA, TABLES, Column, Vocabulary
+from trimtab.record.schema import SCHEMA, TABLES, Vocabulary
 from trimtab.record.step_lines import (
     LARGEST_METRIC,
     LAST_STEP,
@@ -40,7 +40,7 @@ from trimtab.record.writer import RecordWriter, StepData, rewind
 
 __all__ = [
     "COLLAPSE_DEFINITION", "COLLAPSE_METRICS", "HOLD_STEPS", "LARGEST_METRIC", "LAST_STEP", "LOW", "MANIFEST",
-    "MIN_BEST", "RECORDS_FOLDER", "SCHEMA", "TABLES", "Collapse", "CollapseDetector", "Column", "Manifest",
+    "MIN_BEST", "RECORDS_FOLDER", "SCHEMA", "TABLES", "Collapse", "CollapseDetector", "Manifest",
     "RecordError", "RecordSettings", "RecordWarning", "RecordWriter", "RecordedCall", "RecordedObservation",
     "RecordedStep", "RecordedUpdate", "Recorder", "Records", "StepData", "StepInfo", "UpdateInfo", "UpdateRecord",
     "Vocabulary", "find_collapse", "find_fall", "is_finite_number", "iter_step_lines", "join_ranks", "last_step",

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.record import layout
 from trimtab.record.conversation import RecordedCall, RecordedObservation, read_calls, read_observations
-from trimtab.record.layout import Manifest, RecordError, RecordWarning, StepInfo, UpdateInfo
-from trimtab.record.parquet import open_table, read_columns
+from trimtab.record.layout import Manifest, RecordError, RecordWarning, StepInfo, UpdateInfo, open_table, read_columns
 from trimtab.record.schema import Vocabulary
 
 if TYPE_CHECKING:

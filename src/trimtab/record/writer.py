@@ -16,8 +16,7 @@ from typing import Any
 
 from trimtab.files import new_folder, remove_files, remove_unfinished, write_atomically
 from trimtab.record import layout
-from trimtab.record.layout import Manifest, RecordError, StepInfo
-from trimtab.record.parquet import encode
+from trimtab.record.layout import Manifest, RecordError, StepInfo, encode
 from trimtab.record.schema import Vocabulary
 
 QUEUE_SIZE = 2  # steps that may wait to be written; each holds its columns in memory

@@ -13,11 +13,11 @@ from trimtab.workers.calls import (
 )
 from trimtab.workers.chat_template import RENDER, special_tokens, template_of
 from trimtab.workers.jail import confine
-from trimtab.workers.results import KILLED_KINDS, LEVELS, Kind, Probe, Result, SandboxError
+from trimtab.workers.results import LEVELS, Kind, Probe, Result, SandboxError
 from trimtab.workers.sandbox import Sandbox, Session, probe_lines, run_input
 
 __all__ = [
-    "KILLED_KINDS", "LEVELS", "RENDER", "Kind", "Probe", "Result", "Sandbox", "SandboxError", "Session",
+    "LEVELS", "RENDER", "Kind", "Probe", "Result", "Sandbox", "SandboxError", "Session",
     "WorkerLimits", "WorkerResult", "WorkerSession", "call_worker", "confine", "keep_output", "probe_lines",
     "redirected", "result_of", "run_input", "special_tokens", "start_worker", "submit_call", "template_of",
 ]  # fmt: skip

@@ -1,9 +1,8 @@
 """The same run under several objectives and seeds, and in a stress test under rising stress: `compare` and `stress`."""
 
 from trimtab.experiments.grid.command import ended_before, show_grid
-from trimtab.experiments.grid.plan import Axis, Grid, parse_axis
+from trimtab.experiments.grid.plan import Axis, Grid, GridRun, RunOutcome, parse_axis, plan_run
 from trimtab.experiments.grid.pool import ProcessPool
-from trimtab.experiments.grid.runs import GridRun, RunOutcome, plan_run
 from trimtab.experiments.grid.stress import AxisTable, RunFigures, held_out_end, read_stress, run_figures
 
 __all__ = [

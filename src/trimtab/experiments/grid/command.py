@@ -13,9 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from trimtab.experiments.grid import comparison, stress
-from trimtab.experiments.grid.plan import Grid, next_value
+from trimtab.experiments.grid.plan import Cell, Grid, GridRun, RunOutcome, next_value
 from trimtab.experiments.grid.pool import ProcessPool, Watch
-from trimtab.experiments.grid.runs import Cell, GridRun, RunOutcome
 from trimtab.experiments.grid.stress import RunFigures, run_figures
 from trimtab.files import locked, mark_folder, write_atomically
 from trimtab.process import StopRequest

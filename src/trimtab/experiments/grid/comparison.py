@@ -15,8 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.experiments.grid.plan import Grid
-from trimtab.experiments.grid.runs import RunOutcome
+from trimtab.experiments.grid.plan import Grid, RunOutcome
 from trimtab.experiments.intervals import SeedDifference, seed_difference
 from trimtab.text import BARS, NOTHING, markdown_table, number, percent, sparkline
 from trimtab.trainer.train import END_WINDOW, summarize_metrics

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trimtab.experiments.grid.runs import GridRun, RunOutcome
+from trimtab.experiments.grid.plan import GridRun, RunOutcome
 from trimtab.process import STOP_AT_INPUT_END, StopRequest, deferred_stop
 from trimtab.text import PrintLine, clock, percent, printable
 from trimtab.trainer.train import STOPPED, summarize_metrics

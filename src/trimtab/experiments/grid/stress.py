@@ -19,8 +19,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from trimtab.experiments.grid.plan import MAX_RUNS, Axis, Grid, as_number
-from trimtab.experiments.grid.runs import RunOutcome
+from trimtab.experiments.grid.plan import MAX_RUNS, Axis, Grid, RunOutcome, as_number
 from trimtab.files import read_bounded
 from trimtab.record import HOLD_STEPS, LAST_STEP, LOW, MIN_BEST, find_fall, iter_step_lines
 from trimtab.text import NOTHING, markdown_table, number, percent, shorten

@@ -4,7 +4,7 @@
 trimtab or of any trainer that logs the same metric names. Which alarms ring depends only on the metrics.
 """
 
-from trimtab.insight.alarms.detector_input import DetectorInput, Finding, Thresholds, threshold_reasons
+from trimtab.insight.alarms.detector_input import DetectorInput, Thresholds, threshold_reasons
 from trimtab.insight.alarms.kinds import ALARM_KINDS, AlarmKind
 from trimtab.insight.alarms.monitor import (
     AlarmMonitor,
@@ -17,6 +17,6 @@ from trimtab.insight.alarms.monitor import (
 )
 
 __all__ = [
-    "ALARM_KINDS", "AlarmKind", "AlarmMonitor", "DetectorInput", "Finding", "Thresholds", "alarm_lines",
+    "ALARM_KINDS", "AlarmKind", "AlarmMonitor", "DetectorInput", "Thresholds", "alarm_lines",
     "alarm_monitor", "read_metrics", "replay_metrics", "replay_run", "threshold_reasons", "unchecked_alarms",
 ]  # fmt: skip

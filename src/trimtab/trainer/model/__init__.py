@@ -1,10 +1,11 @@
 """The model: loading it, scoring tokens, the optimizer step."""
 
 from trimtab.trainer.config import DEMO_MODELS, is_hub_model
-from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
 from trimtab.trainer.model.layers import Kernels, fuse_layers, unfuse_layers
 from trimtab.trainer.model.loading import (
     add_lora,
+    demo_model,
+    demo_tokenizer,
     enable_gradient_checkpointing,
     freeze_in_bf16,
     load_policy,

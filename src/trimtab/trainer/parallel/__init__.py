@@ -13,11 +13,11 @@ from trimtab.trainer.parallel.sharding import (
     unsharded_class,
     whole_tensor,
 )
-from trimtab.trainer.parallel.watch import LOST, Notices, StoppedProcesses, Watch
+from trimtab.trainer.parallel.watch import LOST, Notices, StoppedProcesses
 from trimtab.trainer.parallel.world import LostProcessError, World, balanced_shares, join_world
 
 __all__ = [
-    "LOST", "LostProcessError", "Notices", "ShardedOptimizer", "StoppedProcesses", "Watch", "World", "balanced_shares",
+    "LOST", "LostProcessError", "Notices", "ShardedOptimizer", "StoppedProcesses", "World", "balanced_shares",
     "forget_forwards", "gather_to_leader", "gathered_layers", "is_split", "join_world", "linear_parameters",
     "local_part", "local_tensor", "shard_layers", "unsharded_class", "whole_tensor",
 ]  # fmt: skip

@@ -6,7 +6,6 @@ from trimtab.trainer.train.alarm_actions import (
     UNSAVED,
     Alarm,
     AlarmHandler,
-    Monitor,
     RunStoppedError,
     StopReason,
 )
@@ -52,7 +51,7 @@ from trimtab.trainer.train.warm_start import check_problems, list_warm_starts, r
 
 __all__ = [
     "END_WINDOW", "INVALID", "METRICS", "STOPPED", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "UNSAVED",
-    "AccuracyChange", "Alarm", "AlarmHandler", "InputReader", "MetricsLog", "Monitor", "Reporter",
+    "AccuracyChange", "Alarm", "AlarmHandler", "InputReader", "MetricsLog", "Reporter",
     "Run", "RunFolder", "RunStoppedError", "RunSummary", "SampleText", "SavedRun", "StopReason", "ToolUse",
     "accuracy_change", "best_evaluation", "build_policy", "build_sampler", "build_task", "build_tool_use",
     "build_tools", "check_problems", "check_prompts", "config_changes", "describe_metric", "describe_model",

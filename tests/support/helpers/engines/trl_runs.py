@@ -17,7 +17,7 @@ from datasets import Dataset
 
 from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer
 from trimtab.trainer.model import Policy, Transcript
-from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
+from trimtab.trainer.model.loading import demo_model, demo_tokenizer
 from trimtab.trainer.model.score import log_probs
 
 LARGEST = 10  # numbers below this are added

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.engines import trl_runs
-from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
+from trimtab.trainer.model.loading import demo_model, demo_tokenizer
 
 
 def known_rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:

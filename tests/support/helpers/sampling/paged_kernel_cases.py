@@ -17,8 +17,7 @@ from torch import Tensor
 
 from helpers.triton_interpreter import run_cases
 from trimtab.trainer.sampling.paged import torch_ops
-from trimtab.trainer.sampling.paged.buffers import DecodeState, Scalar
-from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
+from trimtab.trainer.sampling.paged.buffers import PAGE_SIZE, DecodeState, Scalar
 
 Case = Callable[[torch.device, torch.dtype], None]
 SamplingParams = tuple[float, float, int]  # temperature, top-p, top-k

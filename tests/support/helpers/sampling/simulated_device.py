@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.trainer.sampling.paged.buffers import Scalar
-from trimtab.trainer.sampling.paged.kv_cache import PageAllocator
+from trimtab.trainer.sampling.paged.buffers import PageAllocator, Scalar
 from trimtab.trainer.sampling.paged.scheduler import Admission, IntArray, Scheduler, SequenceGroup
 from trimtab.trainer.sampling.sequence import SampledSequence
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.experiments.grid import Axis, Grid, RunFigures
-from trimtab.experiments.grid.runs import Cell
+from trimtab.experiments.grid.plan import Cell
 from trimtab.experiments.grid.stress import as_json, axis_tables
 
 STEPS = 40

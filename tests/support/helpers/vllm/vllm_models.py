@@ -10,7 +10,7 @@ import torch
 from trimtab.data import PromptTokens, Response, SamplingOptions
 from trimtab.trainer.config import RolloutConfig
 from trimtab.trainer.model import Policy, Transcript, load_policy, score
-from trimtab.trainer.model.demo_model import demo_model, demo_tokenizer
+from trimtab.trainer.model.loading import demo_model, demo_tokenizer
 
 LITTLE_MEMORY = {"kv_cache_memory_bytes": 64 << 20}
 PROMPTS = ["1+1=", "12+34=", "7-3=", "99*9=", "0+0="]

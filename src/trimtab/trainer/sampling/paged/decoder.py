@@ -17,6 +17,7 @@ from torch import Tensor
 from trimtab.trainer.attention import causal_attention
 from trimtab.trainer.parallel import is_split, whole_tensor
 from trimtab.trainer.sampling.paged.buffers import (
+    PAGE_SIZE,
     Activations,
     CachedKeys,
     DecodeState,
@@ -24,7 +25,6 @@ from trimtab.trainer.sampling.paged.buffers import (
     PrefillBatch,
     Scalar,
 )
-from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
 from trimtab.trainer.sampling.weights import causal_lm, checkpoint_weights
 
 FAMILIES = ("llama", "qwen2", "qwen3")

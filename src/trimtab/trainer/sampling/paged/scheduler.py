@@ -18,8 +18,7 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.trainer.sampling.paged.buffers import Scalar
-from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE, PageAllocator
+from trimtab.trainer.sampling.paged.buffers import PAGE_SIZE, PageAllocator, Scalar
 from trimtab.trainer.sampling.sequence import SampledSequence
 
 IntArray = npt.NDArray[np.int64]

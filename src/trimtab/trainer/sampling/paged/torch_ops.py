@@ -12,8 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from trimtab.data import SamplingOptions
 from trimtab.trainer.sampling import sampling
-from trimtab.trainer.sampling.paged.buffers import DecodeState, Scalar
-from trimtab.trainer.sampling.paged.kv_cache import PAGE_SIZE
+from trimtab.trainer.sampling.paged.buffers import PAGE_SIZE, DecodeState, Scalar
 
 Pair = tuple[Tensor, Tensor]
 
