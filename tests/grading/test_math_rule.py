@@ -411,3 +411,11 @@ def test_the_answer_to_a_box_in_a_box_is_the_outer_one() -> None:
 
 def test_an_empty_box_is_no_answer() -> None:
     assert {boxed(text, "42") for text in ("", " ", r"\,", "$$", "{}", r"\text{}")} <= {"no_answer", "wrong"}
+
+
+def test_a_power_of_ten_is_the_number_with_as_many_zeros() -> None:
+    for zeros in (20, 300):
+        response = rf"\boxed{{10^{{{zeros}}}}}"
+        assert grade(response, "1" + "0" * zeros).kind == "correct"
+        assert grade(response, "1" + "0" * (zeros - 1)).kind == "wrong"
+        assert grade(response, "1" + "0" * (zeros - 1) + "1").kind == "wrong"
