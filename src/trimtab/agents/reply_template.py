@@ -237,7 +237,7 @@ class ReplyTemplate:
         return [number for piece in pieces for number in piece], pieces
 
     def _encode_markup(self, piece: str, tool: str) -> list[int]:
-        # The name is the model's if there is no such tool, and then it is left out.
+        # A name that no tool has was made up by the model, and is left out.
         text = piece.replace(NAME, tool if tool in self.tools.names else "")
         return self.text.encode_markup(text) if self.chat else self.text.encode(text)
 

@@ -102,7 +102,7 @@ class ReplyText:
     def __init__(self, tokenizer: Any) -> None:
         added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
         added |= dict.fromkeys(map(str, tokenizer.all_special_tokens), True)
-        # Some vocabularies have added tokens for words or for runs of spaces, which are no markup.
+        # Some vocabularies have added tokens for words or for runs of spaces: these are not markup.
         words = [word for word, special in added.items() if special or any(_is_sign(character) for character in word)]
         marks = sorted((word for word in words if len(word.strip()) > 1), key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, marks))) if marks else None

@@ -244,7 +244,7 @@ def samples(planned: PlannedStep, data: Mapping[str, Any], end_token: int) -> li
 
 
 def _field(data: Mapping[str, Any], name: str) -> Sequence[Any]:
-    """Return a field that is no tensor, one value per response; empty strings if verl does not have it."""
+    """Return a field without a tensor, one value per response; empty strings if verl does not have it."""
     if name not in data.keys():  # noqa: SIM118  (a TensorDict)
         return [""] * len(data["prompts"].unbind())
     values = data[name]
