@@ -94,9 +94,9 @@ def objectives(trainer: Trainer, rounds: int, settle: Callable[[], None]) -> dic
     spent: dict[str, list[float]] = {name: [] for name in names}
     whole, sampling, mixed, tokens = list[float](), list[float](), list[float](), list[float]()
     for number in range(rounds + 1):  # the first does not count: kernels are compiled
-        trainer.sampler, trainer.objective, before = keeping, built[BASE], copy(progress)
+        trainer.sampler, trainer.objective, before = keeping, built[BASE], copy(progress)  # type: ignore[assignment]
         taken, metrics = timed_step(trainer, progress)
-        trainer.sampler = ReplayingSampler(keeping.responses)
+        trainer.sampler = ReplayingSampler(keeping.responses)  # type: ignore[assignment]
         for name in rotated(names, number):
             trainer.objective = built[name]
             seconds, _ = timed_step(trainer, copy(before))

@@ -42,6 +42,8 @@ from trimtab.data.sampler import (
     Group,
     PromptTokens,
     Reply,
+    Request,
+    Requests,
     Response,
     Sample,
     Sampler,
@@ -55,8 +57,8 @@ TaskOption = Option  # of a task, in files of users
 
 __all__ = [
     "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "HELD_OUT", "PROMPT_SUFFIX", "TASKS", "Arithmetic",
-    "BenchmarkProblem", "Countdown", "FixedTask", "Group", "GymTask", "Option", "Problem",
-    "PromptTokens", "Repeats", "Reply", "Response", "Sample", "Sampler", "SamplingOptions", "Split", "Task",
+    "BenchmarkProblem", "Countdown", "FixedTask", "Group", "GymTask", "Option", "Problem", "PromptTokens",
+    "Repeats", "Reply", "Request", "Requests", "Response", "Sample", "Sampler", "SamplingOptions", "Split", "Task",
     "TaskOption", "Turns", "build_task", "check_columns", "check_paths", "check_prompts", "derive_seed",
     "find_benchmark", "find_repeats", "gsm8k", "gym_dataset", "has_held_out_problems", "is_hub_data",
     "load_benchmark", "optional_module", "problem_index", "prompts_per_epoch", "read_file", "read_rows",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -163,6 +163,40 @@ class Turns(Protocol):
         ...
 
 
+@dataclass(eq=False)
+class Request:
+    """A message that somebody asks for: its context as token ids, and how many tokens it may have.
+
+    `key` is that of its random numbers, a signed 64-bit integer. `stop` is called with the tokens sampled so far; it
+    returns after how many of them the message is over, or None: not yet.
+    """
+
+    prompt: Sequence[int]
+    key: int
+    max_new_tokens: int
+    follows: Request | None = None  # one whose prompt and answer this prompt begins with: its KV cache may be kept
+    stop: Callable[[Sequence[int]], int | None] | None = None
+    cancelled: bool = False  # set by another thread: nobody waits for it any more, and it is dropped unanswered
+
+
+class Requests(Protocol):
+    """Where a sampler takes requests from while it runs: they come in any order and at any time.
+
+    `max_tokens` is the most tokens that a prompt and its answer may have together.
+    """
+
+    @property
+    def max_tokens(self) -> int: ...  # noqa: D102
+
+    def take(self, block: bool) -> list[Request] | None:
+        """Return the requests that have come; with `block` wait for one. None: there will be no more."""
+        ...
+
+    def answer(self, request: Request, response: Response) -> None:
+        """Take the answer: it is finished if an end token or `stop` ended it."""
+        ...
+
+
 class Sampler(Protocol):
     """Samples responses from a policy."""
 
@@ -174,6 +208,13 @@ class Sampler(Protocol):
         With `turns` a response is a conversation: a message that ends with an end token is submitted, and sampling goes
         on after the reply until there is none, or until `options.max_new_tokens` tokens have been sampled in all. A
         message that this budget cuts is not submitted.
+        """
+        ...
+
+    def serve(self, requests: Requests, options: SamplingOptions) -> None:
+        """Answer requests until there are no more.
+
+        Of `options` only temperature, top_p, top_k and batch_size count: a request brings the rest.
         """
         ...
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.data import PromptTokens, Reply, Response, SamplingOptions, Turns, check_prompts
+from trimtab.data import PromptTokens, Reply, Requests, Response, SamplingOptions, Turns, check_prompts
 from trimtab.objectives import moments
 from trimtab.trainer.parallel import gathered_layers
 from trimtab.trainer.sampling.sampling import rng_keys, sample_tokens
@@ -52,6 +52,10 @@ class NativeSampler:
             groups = self._sample(prompts, step, options, turns, vocab_size)
         self.model.train(was_training)
         return groups
+
+    def serve(self, requests: Requests, options: SamplingOptions) -> None:
+        """Answer requests until there are no more."""
+        raise NotImplementedError
 
     def _sample(
         self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None, vocab_size: int

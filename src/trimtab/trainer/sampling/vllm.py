@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trimtab.data import PromptTokens, Response, SamplingOptions, Turns, optional_module
+from trimtab.data import PromptTokens, Requests, Response, SamplingOptions, Turns, optional_module
 from trimtab.objectives import splitmix64
 from trimtab.trainer.config import check_vllm_options
 from trimtab.trainer.sampling.sequence import SampledSequence, new_sequences, waiting_for
@@ -94,6 +94,10 @@ class VllmSampler:
         finally:
             self._sleep()
         return [[sequence.response(self.eos_token_ids) for sequence in group] for group in groups]
+
+    def serve(self, requests: Requests, options: SamplingOptions) -> None:
+        """Answer requests until there are no more."""
+        raise NotImplementedError
 
     def _generate(self, sequences: Sequence[SampledSequence], options: SamplingOptions) -> None:
         """Sample the next message of every sequence."""

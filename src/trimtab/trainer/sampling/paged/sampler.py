@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trimtab.data import PromptTokens, Response, SamplingOptions, Turns, check_prompts
+from trimtab.data import PromptTokens, Requests, Response, SamplingOptions, Turns, check_prompts
 from trimtab.trainer.sampling.paged import torch_ops
 from trimtab.trainer.sampling.paged.buffers import (
     PAGE_SIZE,
@@ -98,6 +98,10 @@ class PagedSampler:
         other_side = None if turns is None else OtherSide(turns, scheduler, self.eos_token_ids, vocab_size)
         self._generate(scheduler, buffers, greedy, other_side)
         return [[sequence.response(self.eos_token_ids) for sequence in group] for group in sequences]
+
+    def serve(self, requests: Requests, options: SamplingOptions) -> None:
+        """Answer requests until there are no more."""
+        raise NotImplementedError
 
     def _generate(
         self, scheduler: Scheduler, buffers: DeviceBuffers, greedy: bool, other_side: OtherSide | None
