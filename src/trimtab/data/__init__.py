@@ -49,7 +49,9 @@ from trimtab.data.sampler import (
     Sampler,
     SamplingOptions,
     Turns,
+    by_rollout,
     check_prompts,
+    rollout_ids,
 )
 from trimtab.own_parts import Option
 
@@ -57,10 +59,10 @@ TaskOption = Option  # of a task, in files of users
 
 __all__ = [
     "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "HELD_OUT", "PROMPT_SUFFIX", "TASKS", "Arithmetic",
-    "BenchmarkProblem", "Countdown", "FixedTask", "Group", "GymTask", "Option", "Problem", "PromptTokens",
-    "Repeats", "Reply", "Request", "Requests", "Response", "Sample", "Sampler", "SamplingOptions", "Split", "Task",
-    "TaskOption", "Turns", "build_task", "check_columns", "check_paths", "check_prompts", "derive_seed",
+    "BenchmarkProblem", "Countdown", "FixedTask", "Group", "GymTask", "Option", "Problem", "PromptTokens", "Repeats",
+    "Reply", "Request", "Requests", "Response", "Sample", "Sampler", "SamplingOptions", "Split", "Task", "TaskOption",
+    "Turns", "build_task", "by_rollout", "check_columns", "check_paths", "check_prompts", "derive_seed",
     "find_benchmark", "find_repeats", "gsm8k", "gym_dataset", "has_held_out_problems", "is_hub_data",
     "load_benchmark", "optional_module", "problem_index", "prompts_per_epoch", "read_file", "read_rows",
-    "source_paths", "stream_index", "task_options", "user", "worked_solution", "worked_solutions",
+    "rollout_ids", "source_paths", "stream_index", "task_options", "user", "worked_solution", "worked_solutions",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -234,6 +234,7 @@ class Sample:
     response: Response = None  # type: ignore[assignment]
     group: int = 0  # number of the prompt in the stream of prompts, shared by all its samples
     conversation: Conversation | None = None
+    branch: int | None = None  # which branch of an agent's rollout; None: it is not an agent's
     # From the graders.
     verdict: Verdict = None  # type: ignore[assignment]  # always the grader's own, also if the reward is another's
     failed: bool = False  # the task's rule or that of a term has crashed
@@ -250,7 +251,8 @@ class Sample:
     def to_train(self) -> Sample:
         """Return what planning and training read of it, for other processes."""
         nothing = Problem((), "", "", "")
-        return Sample(nothing, "", self.prompt, self.response, self.group, reward=self.reward, excluded=self.excluded)
+        kept = {"branch": self.branch, "reward": self.reward, "excluded": self.excluded}
+        return Sample(nothing, "", self.prompt, self.response, self.group, **kept)  # type: ignore[arg-type]
 
     @property
     def named(self) -> str:
@@ -268,3 +270,18 @@ class Sample:
 
 
 Group = list[Sample]  # the responses to one prompt
+
+
+def by_rollout(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Return the responses of each rollout: the branches of an agent's run, or any other response."""
+    rollouts: dict[int | tuple[int, int], list[Sample]] = {}
+    for number, sample in enumerate(samples):
+        key = number if sample.branch is None else (sample.group, sample.response.sample)
+        rollouts.setdefault(key, []).append(sample)
+    return list(rollouts.values())
+
+
+def rollout_ids(groups: Iterable[int], samples: Iterable[int]) -> list[int]:
+    """Return ids of the rollouts that responses belong to: those of one sample of one group."""
+    ids: dict[tuple[int, int], int] = {}
+    return [ids.setdefault(pair, len(ids)) for pair in zip(groups, samples, strict=True)]

@@ -1,7 +1,7 @@
 """Advantages: from the rewards of groups of responses to one value per response.
 
 A group is the responses to one prompt; `group` holds an integer per response, in any order. A group of one response has
-baseline 0 (and deviation 1).
+baseline 0 (and deviation 1). Of responses that are branches of a rollout, the rollouts are compared.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trimtab.objectives.lazy_torch import Tensor, torch
-from trimtab.objectives.token_batch import NotFiniteError
+from trimtab.objectives.token_batch import NotFiniteError, number_rollouts
 from trimtab.own_parts import OwnPartError, errors_located, is_own, load_part, location
 from trimtab.text import nearest, shown
 
@@ -43,8 +43,44 @@ ADVANTAGES: dict[str, Callable[[Values, Groups], Tensor]] = {
 }
 
 
-def compute_advantages(name: str, reward: Values, group: Groups) -> Tensor:
-    """Return the advantages of a name: one of `ADVANTAGES`, or `python:MODULE:NAME`."""
+def compute_advantages(name: str, reward: Values, group: Groups, rollout: Groups | None = None) -> Tensor:
+    """Return the advantages of a name: one of `ADVANTAGES`, or `python:MODULE:NAME`; one value per response.
+
+    With `rollout`, ids of which some responses share one, the function gets one reward per rollout, the mean of its
+    branches, and a branch has the advantage of its rollout. A branch with another reward than that mean has the
+    advantage that its rollout would have with this reward, while all others keep theirs.
+    """
+    if rollout is None:
+        return _of_responses(name, reward, group)
+    rewards, groups = _checked(reward, group)
+    ids = torch.as_tensor(rollout, device=rewards.device)
+    if ids.shape != rewards.shape:
+        raise ValueError(f"rollout has shape {tuple(ids.shape)}, but there are {len(rewards)} responses: give one each")
+    number, first = number_rollouts(ids, groups)
+    means = _means(rewards, number, len(first))
+    found = _of_responses(name, means, groups[first])
+    advantages = found[number]
+    apart = (rewards != means[number]).nonzero().squeeze(1)
+    # One call for each, and not copies of its group in one: a function of the user's may look at all groups together.
+    variants: dict[tuple[int, float], Tensor] = {}
+    for response, which, value in zip(apart.tolist(), number[apart].tolist(), rewards[apart].tolist(), strict=True):
+        if (which, value) not in variants:
+            changed = means.index_fill(0, number[response], value)
+            variants[which, value] = _of_responses(name, changed, groups[first])[which]
+        advantages[response] = variants[which, value]
+    return advantages
+
+
+def _means(rewards: Tensor, number: Tensor, count: int) -> Tensor:
+    """Return the mean reward of each rollout; exactly their reward if its branches have the same."""
+    wide = rewards.to(torch.float64)
+    none = wide.new_zeros(count)
+    mean = none.index_add(0, number, wide) / none.index_add(0, number, torch.ones_like(wide))
+    low, high = (none.scatter_reduce(0, number, wide, each, include_self=False) for each in ("amin", "amax"))
+    return torch.where(low == high, low, mean).to(rewards.dtype if rewards.is_floating_point() else torch.float32)
+
+
+def _of_responses(name: str, reward: Values, group: Groups) -> Tensor:
     if not is_own(name):
         if name not in ADVANTAGES:
             raise ValueError(
@@ -63,19 +99,24 @@ def compute_advantages(name: str, reward: Values, group: Groups) -> Tensor:
     return values.detach().to(rewards.dtype if rewards.is_floating_point() else torch.float32)
 
 
+def _checked(reward: Values, group: Groups) -> tuple[Tensor, Tensor]:
+    values = torch.as_tensor(reward).detach()
+    ids = torch.as_tensor(group, device=values.device)
+    if values.ndim != 1 or ids.shape != values.shape:
+        shapes = f"{tuple(values.shape)} and {tuple(ids.shape)}"
+        raise ValueError(f"reward and group take one value per response each, got shapes {shapes}")
+    if not bool(torch.isfinite(values).all()):
+        bad: list[int] = (~torch.isfinite(values)).nonzero().squeeze(1).tolist()
+        first = f"reward {float(values[bad[0]])} of response {bad[0]}"
+        raise NotFiniteError(f"{first} is not a number to learn from: leave it out", "reward", bad)
+    return values, ids
+
+
 class _Groups:
     """Per response: the size of its group, and its reward minus the group's mean in float64."""
 
     def __init__(self, reward: Values, group: Groups) -> None:
-        values = torch.as_tensor(reward).detach()
-        ids = torch.as_tensor(group, device=values.device)
-        if values.ndim != 1 or ids.shape != values.shape:
-            shapes = f"{tuple(values.shape)} and {tuple(ids.shape)}"
-            raise ValueError(f"reward and group take one value per response each, got shapes {shapes}")
-        if not bool(torch.isfinite(values).all()):
-            bad: list[int] = (~torch.isfinite(values)).nonzero().squeeze(1).tolist()
-            first = f"reward {float(values[bad[0]])} of response {bad[0]}"
-            raise NotFiniteError(f"{first} is not a number to learn from: leave it out", "reward", bad)
+        values, ids = _checked(reward, group)
         self.dtype = values.dtype if values.is_floating_point() else torch.float32
         self.index = torch.unique(ids, return_inverse=True)[1]
         wide = values.to(torch.float64)  # a group's mean of large rewards keeps its last digits

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trimtab.objectives.lazy_torch import Tensor, torch
-from trimtab.objectives.token_batch import TOKEN_FLOATS, TOKEN_INTS, TokenBatch
+from trimtab.objectives.token_batch import RESPONSE_INTS, TOKEN_FLOATS, TOKEN_INTS, TokenBatch
+
+_KNOWN = (*TOKEN_FLOATS, *TOKEN_INTS, *RESPONSE_INTS)
 
 
 class Comm(Protocol):
@@ -47,25 +49,28 @@ def gather_batch(batch: TokenBatch, names: Iterable[str], comm: Comm | None) -> 
     """Gather the fields `names` of all ranks into one batch; also return which of its responses are this rank's."""
     if comm is None:
         return batch, slice(0, batch.responses)
-    present = [n for n in (*TOKEN_FLOATS, *TOKEN_INTS) if n in {*names, "sequence"} and getattr(batch, n) is not None]
+    # The groups only to check that no two ranks use one rollout id for different rollouts.
+    wanted = {*names, "sequence"} | (set[str]() if batch.rollout is None else set(RESPONSE_INTS))
+    present = [n for n in _KNOWN if n in wanted and getattr(batch, n) is not None]
     sizes, rank = _sizes(batch, present, comm)
     tokens, responses = sizes[:, 0].tolist(), sizes[:, 1].tolist()
     first = sum(responses[:rank])
 
-    def collect(names: list[str]) -> dict[str, Tensor]:
+    def collect(names: list[str], counts: Sequence[int] = tokens) -> dict[str, Tensor]:
         if not names:
             return {}
         local = torch.stack([getattr(batch, name) for name in names])
         # all_gather needs equal shapes, so every rank pads to the longest.
-        padded = local.new_zeros(len(names), max(tokens))
-        padded[:, : batch.tokens] = local
+        padded = local.new_zeros(len(names), max(counts))
+        padded[:, : local.shape[1]] = local
         rows = gather_rows(comm, padded)
-        whole = torch.cat([row[:, :count] for row, count in zip(rows, tokens, strict=True)], dim=1)
+        whole = torch.cat([row[:, :count] for row, count in zip(rows, counts, strict=True)], dim=1)
         return dict(zip(names, whole, strict=True))
 
-    # Two transfers, one per type, whatever the number of fields.
+    # Two transfers, one per type, whatever the number of fields; a third for those that have one value per response.
     values: dict[str, Any] = collect([n for n in present if n in TOKEN_FLOATS])
     values |= collect([n for n in present if n in TOKEN_INTS])
+    values |= collect([n for n in present if n in RESPONSE_INTS], responses)
     # Every rank numbers its responses from 0: shift them by those of the ranks before.
     before = torch.tensor([sum(responses[:r]) for r in range(len(responses))], device=batch.old_logp.device)
     values["sequence"] = values["sequence"] + before.repeat_interleave(sizes[:, 0].to(before.device))
@@ -74,9 +79,8 @@ def gather_batch(batch: TokenBatch, names: Iterable[str], comm: Comm | None) -> 
 
 def _sizes(batch: TokenBatch, present: list[str], comm: Comm) -> tuple[Tensor, int]:
     """Return every rank's (tokens, responses), and this rank's number."""
-    known = (*TOKEN_FLOATS, *TOKEN_INTS)
     # Ranks with other fields would wait for each other forever, or read a row as another field: compare them first.
-    schema = sum(1 << known.index(n) for n in present) * 2 + int(batch.old_logp.dtype == torch.float64)
+    schema = sum(1 << _KNOWN.index(n) for n in present) * 2 + int(batch.old_logp.dtype == torch.float64)
     # A communicator need not know ranks: each sends a random number and finds its own among those that come back.
     nonce = secrets.randbits(62)
     header = torch.tensor([nonce, schema, batch.tokens, batch.responses], device=batch.old_logp.device)

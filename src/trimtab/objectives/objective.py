@@ -121,9 +121,13 @@ class Objective:
             words |= rule.reason_words
         return words
 
-    def advantages(self, reward: Values, group: Groups) -> Tensor:
-        """Return the advantage that this method is defined with, one value per response."""
-        return compute_advantages(self.advantage, reward, group)
+    def advantages(self, reward: Values, group: Groups, rollout: Groups | None = None) -> Tensor:
+        """Return the advantage that this method is defined with, one value per response.
+
+        With `rollout` (ids, as in `TokenBatch`) rollouts are compared: a branch has the advantage of its rollout, or if
+        its reward is not its rollout's mean, what the rollout would have with that reward.
+        """
+        return compute_advantages(self.advantage, reward, group, rollout)
 
     def observe(self, rollout: TokenBatch, comm: Comm | None = None) -> None:
         """Update the controllers with a rollout batch; call it once per batch, before its first plan."""
@@ -212,6 +216,11 @@ class Objective:
             carried = "carries `current_logp` (and so the current policy's entropy)"
             where = f"{self.name} has token_stats='old', but the TokenBatch {carried}"
             raise ValueError(f"{where}: leave it out, or set token_stats='current'")
+        if self.scope == "micro" and batch.rollout is not None:
+            raise ValueError(
+                f"{self.name} has scope='micro', but the TokenBatch has rollouts: a micro-batch may have some of a "
+                "rollout's branches, and means over rollouts need them all; leave scope out"
+            )
 
     def _plan_minibatch(self, batch: TokenBatch, comm: Comm | None) -> Plan:
         names = {"old_logp", "advantage", "current_logp", "proxy_logp", *self.needs, *self.reads}

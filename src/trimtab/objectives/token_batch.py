@@ -67,7 +67,8 @@ ROUNDING = 0.1
 LOGPS = ("old_logp", "current_logp", "sampler_logp", "ref_logp", "proxy_logp")
 TOKEN_FLOATS = (*LOGPS, "advantage", "entropy", "sum_p2", "sum_p2_logp")
 TOKEN_INTS = ("sequence", "token", "segment")
-RESPONSE_FIELDS = ("group", "reward")
+RESPONSE_INTS = ("group", "rollout")
+RESPONSE_FIELDS = (*RESPONSE_INTS, "reward")
 
 
 class NotFiniteError(ValueError):
@@ -96,7 +97,9 @@ class TokenBatch:
     within a response are a segment), `sampler_logp`, `ref_logp`, `proxy_logp` (Lp-Reg's filtered policy), `sum_p2` and
     `sum_p2_logp` (sums over the vocabulary of p^2 and p^2 ln p). `current_logp` is the policy at this update: where it
     is given, rules judge tokens by it instead of by `old_logp`, and `entropy` must be the current policy's.
-    Per response: `group` (responses to one prompt share it) and `reward`.
+    Per response: `group` (responses to one prompt share it), `reward`, and `rollout` (ids): responses with one id are
+    the branches of one run of an agent, which lies in one group, and means over responses are over rollouts instead. In
+    several processes an id is the same rollout in all of them.
     """
 
     old_logp: Tensor
@@ -113,6 +116,7 @@ class TokenBatch:
     sum_p2_logp: Tensor | None = None
     group: Tensor | None = None
     reward: Tensor | None = None
+    rollout: Tensor | None = None
     responses: int = -1
     layout: Layout | None = None
 
@@ -139,10 +143,11 @@ class TokenBatch:
         group: Tensor | None = None,
         reward: Tensor | None = None,
         proxy_logp: Tensor | None = None,
+        rollout: Tensor | None = None,
     ) -> TokenBatch:
         """Build a batch from (responses, positions) tensors; `mask` is 1 where the policy sampled a token.
 
-        `advantage` may also hold one value per response; `group` and `reward` always do.
+        `advantage` may also hold one value per response; `group`, `reward` and `rollout` always do.
         """
         mask = torch.as_tensor(mask)
         if mask.ndim != 2:
@@ -161,7 +166,7 @@ class TokenBatch:
         }  # fmt: skip
         packed = {name: _pack(value, layout, name) for name, value in per_token.items() if value is not None}
         row = torch.div(layout.index, max(columns, 1), rounding_mode="floor")
-        return cls(sequence=row, group=group, reward=reward, responses=rows, layout=layout, **packed)
+        return cls(sequence=row, group=group, reward=reward, rollout=rollout, responses=rows, layout=layout, **packed)
 
     def pack(self, padded: Tensor) -> Tensor:
         """Pack a (responses, positions) tensor: return its response tokens in this batch's order; differentiable."""
@@ -194,6 +199,13 @@ class TokenBatch:
     def offsets(self) -> list[int]:
         """The start of each response and the end of the last, as integers on the host."""
         return [0, *torch.cumsum(self.lengths, 0).tolist()]
+
+    @cached_property
+    def rollout_numbers(self) -> Tensor:
+        """The rollout of each response, counted from 0; without `rollout` every response is one."""
+        if self.rollout is None:
+            return torch.arange(self.responses, device=self.sequence.device)
+        return number_rollouts(self.rollout, self.group)[0]
 
     @cached_property
     def spans(self) -> Spans:
@@ -246,7 +258,7 @@ class TokenBatch:
                 continue
             # A graph in a planned batch would be kept alive by the plan and could leak into the loss.
             value = torch.as_tensor(value).detach()
-            value = value.to(torch.int64 if name in (*TOKEN_INTS, "group") else dtype)
+            value = value.to(torch.int64 if name in (*TOKEN_INTS, *RESPONSE_INTS) else dtype)
             if name in LOGPS:
                 value = value.clamp(min=LOGP_FLOOR)
             object.__setattr__(self, name, value)
@@ -256,7 +268,8 @@ class TokenBatch:
         self._check_shapes((*TOKEN_FLOATS, *TOKEN_INTS), self.tokens, tokens)
         if self.responses < 0:
             # Responses at the end may have no tokens: a field with one value per response counts them too.
-            per_response = self.group if self.group is not None else self.reward
+            given = (getattr(self, name) for name in RESPONSE_FIELDS)
+            per_response = next((value for value in given if value is not None), None)
             counted = int(self.sequence.max()) + 1 if self.tokens else 0
             object.__setattr__(self, "responses", counted if per_response is None else len(per_response))
         responses = f"there are {self.responses} responses: give one value per response"
@@ -290,6 +303,8 @@ class TokenBatch:
                 f"TokenBatch field `sequence` must be non-decreasing response numbers from 0 to {self.responses - 1}"
             )
             raise ValueError(f"{where}: concatenate the tokens response by response")
+        if self.rollout is not None:
+            _ = self.rollout_numbers
 
     def _wrong_sign(self, name: str, value: float) -> ValueError:
         at = int((getattr(self, name) == value).nonzero()[0])
@@ -316,6 +331,26 @@ class TokenBatch:
         where = f"TokenBatch field `{name}` is {float(value[first])} at response {rows[0]}{token}"
         advice = "(a log-probability of -inf is fine, NaN and +inf never are), or leave that response out"
         return NotFiniteError(f"{where}: find the pass that made it {advice}", name, rows)
+
+
+def number_rollouts(rollout: Tensor, group: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the rollout of each response, counted from 0 in the order of their first responses, and these.
+
+    Raise if `group` is given and the responses of a rollout are in different groups.
+    """
+    ids, number = torch.unique(rollout, return_inverse=True)
+    response = torch.arange(len(rollout), device=rollout.device)
+    first = response.new_zeros(len(ids)).scatter_reduce_(0, number, response, "amin", include_self=False)
+    if group is not None and bool((divided := group != group[first][number]).any()):
+        other = int(divided.nonzero()[0])
+        one = int(first[number[other]])
+        raise ValueError(
+            f"responses {one} and {other} have the same rollout {int(rollout[other])}, but the groups "
+            f"{int(group[one])} and {int(group[other])}: the branches of a rollout share a prompt; give each rollout "
+            "an id of its own"
+        )
+    order = first.argsort()
+    return order.argsort()[number], first[order]
 
 
 def _pack(padded: Tensor, layout: Layout, name: str) -> Tensor:

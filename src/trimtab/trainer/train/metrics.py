@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.data import Sample
+from trimtab.data import Sample, by_rollout
 from trimtab.grading import VERDICT_KINDS
 from trimtab.objectives import METRICS as OBJECTIVE_METRICS
 from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quantile, share_count, spurious
@@ -116,9 +116,9 @@ def step_metrics(
     metrics |= _token_metrics(batch) | _response_metrics(rollouts.responses, config or RewardConfig())
     metrics |= _verdict_shares([*rollouts.responses, *rollouts.excluded])
     metrics |= _conversation_metrics([*rollouts.responses, *rollouts.excluded])
-    metrics["reward/excluded"] = len(rollouts.excluded)
+    metrics["reward/excluded"] = len(by_rollout(rollouts.excluded))
     if rollouts.noisy and rollouts.responses:
-        metrics["reward/flipped_share"] = fmean(response.flipped for response in rollouts.responses)
+        metrics["reward/flipped_share"] = fmean(branches[0].flipped for branches in by_rollout(rollouts.responses))
     metrics["update/skipped"] = sum(not result.taken for result in results)
     taken = [result.metrics for result in results if result.taken]
     # A dict instead of a set keeps the order of the names, so that logs of equal runs are equal.
@@ -146,15 +146,18 @@ def _response_metrics(responses: Sequence[Sample], config: RewardConfig) -> dict
     groups: dict[int, list[Sample]] = {}
     for response in responses:
         groups.setdefault(response.group, []).append(response)
-    right = [r.verdict.kind == "correct" for r in responses]
+    # A rollout of many branches counts once. It is graded as one, but its branches may have rewards of their own.
+    rollouts = by_rollout(responses)
+    graded = [branches[0] for branches in rollouts]
+    right = [each.verdict.kind == "correct" for each in graded]
     return {
-        **accuracy_by_source("reward/accuracy", [r.problem.source for r in responses], right),
-        "reward/mean": fmean(r.reward for r in responses),
+        **accuracy_by_source("reward/accuracy", [each.problem.source for each in graded], right),
+        "reward/mean": fmean(fmean(r.reward for r in branches) for branches in rollouts),
         "reward/accuracy": fmean(right),
         "response/length_mean": fmean(r.response.num_sampled for r in responses),
         "response/truncated_share": fmean(not r.response.finished for r in responses),
         "groups/mixed_share": fmean(map(has_reward_spread, groups.values())),
-        **_graded_metrics(responses),
+        **_graded_metrics(graded),
         **term_metrics(list(groups.values()), config),
     }
 
@@ -175,8 +178,9 @@ def term_metrics(groups: Sequence[Sequence[Sample]], config: RewardConfig) -> di
     metrics: dict[str, float] = {}
     for name in [TASK_TERM, *config.terms] if config.terms else []:
         weight = config.weight if name == TASK_TERM else config.terms[name].weight
-        metrics[f"rewards/{name}"] = fmean(r.terms[name] for group in groups for r in group)
-        metrics[f"rewards/{name}_spread"] = fmean(pstdev(weight * r.terms[name] for r in group) for group in groups)
+        values = [[fmean(r.terms[name] for r in branches) for branches in by_rollout(group)] for group in groups]
+        metrics[f"rewards/{name}"] = fmean(value for group in values for value in group)
+        metrics[f"rewards/{name}_spread"] = fmean(pstdev(weight * value for value in group) for group in values)
     return metrics
 
 
@@ -192,7 +196,8 @@ def describe_metric(name: str) -> str:
 def _verdict_shares(responses: Sequence[Sample]) -> dict[str, float]:
     """Return the share of each kind of verdict that is neither correct nor wrong."""
     # A response on which the rule of a term failed is no better than one on which the task's did.
-    kinds = ["crashed" if response.failed else response.verdict.kind for response in responses]
+    graded = [branches[0] for branches in by_rollout(responses)]
+    kinds = ["crashed" if response.failed else response.verdict.kind for response in graded]
     others = [kind for kind in VERDICT_KINDS if kind not in ("correct", "wrong")]
     return {f"reward/{kind}_share": kinds.count(kind) / len(kinds) for kind in others} if kinds else {}
 
@@ -206,10 +211,15 @@ def nonfinite_records(step: int, experience: Experience, results: Sequence[Updat
         if not result.taken:
             first = starts[update % len(starts)]
             found = [experience.rollouts.responses[first + row] for row in result.nonfinite_responses]
-            named = [{"prompt": r.group, "sample": r.response.sample, "text": r.text[:200]} for r in found[:MAX_NAMED]]
+            named = [_named(response) for response in found[:MAX_NAMED]]
             value, count = result.nonfinite, len(found)
             records.append({"step": step, "update": update, "value": value, "count": count, "responses": named})
     return records
+
+
+def _named(response: Sample) -> dict[str, Any]:
+    branch = {} if response.branch is None else {"branch": response.branch}
+    return {"prompt": response.group, "sample": response.response.sample, **branch, "text": response.text[:200]}
 
 
 def token_signals(batch: TokenBatch) -> dict[str, Tensor]:

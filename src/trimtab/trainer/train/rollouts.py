@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from trimtab.agents import Conversation
-from trimtab.data import Group, Problem, Sample, SamplingOptions, stream_index
+from trimtab.data import Group, Problem, Sample, SamplingOptions, by_rollout, stream_index
 from trimtab.grading import RuleErrors, Verdict
 from trimtab.text import one_line, shorten
 from trimtab.trainer.train.conversations import conversation_text, evaluation_metrics, set_verdicts
@@ -119,11 +119,11 @@ def sample_and_grade_alone(
         terms = grade_terms(samples, rewards) if training else [{} for _ in samples]
     if noise:
         refuse_noisy_numbers(samples)
-    flips = choose_flips([number for number, _ in problems], step, options, noise)
-    for number, (graded, found) in enumerate(zip(samples, terms, strict=True)):
+    numbers = [number for number, _ in problems]
+    flips = dict(zip(numbers, choose_flips(numbers, step, options, noise), strict=True))
+    for graded, found in zip(samples, terms, strict=True):
         _note_errors(trainer, graded, found)
-        flip = flips[number // options.samples][graded.response.sample]
-        set_reward(graded, found, flip, rewards, limit, training)
+        set_reward(graded, found, flips[graded.group][graded.response.sample], rewards, limit, training)
     return groups
 
 
@@ -185,8 +185,8 @@ def remove_excluded(groups: list[Group]) -> tuple[list[Group], list[Sample]]:
     kept, excluded = [], []
     for group in groups:
         remaining = [response for response in group if not response.excluded]
-        # A single remaining response has nothing to be compared with: its advantage would be zero.
-        if len(remaining) < len(group) and len(remaining) < 2:
+        # A single remaining rollout has nothing to be compared with: its advantage would be zero.
+        if len(by_rollout(remaining)) < min(2, len(by_rollout(group))):
             remaining = []
         excluded += [response for response in group if response.excluded or not remaining]
         kept += [remaining] if remaining else []

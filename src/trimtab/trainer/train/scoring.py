@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
-from trimtab.data import Sample
+from trimtab.data import Sample, rollout_ids
 from trimtab.objectives import Moments, NotFiniteError, Objective, TokenBatch, segment_ids
 from trimtab.trainer.model import (
     Policy,
@@ -90,9 +90,13 @@ def score_responses(trainer: Trainer, responses: Sequence[Sample], transcripts: 
         integers.append(segments.numpy())
     logps = np.concatenate([response.response.logp for response in responses])
     rewards = np.array([response.reward for response in responses], np.float32)
-    advantages = objective.advantages(torch.from_numpy(rewards), torch.from_numpy(integers[2])).numpy()
+    rollouts = None
+    if any(response.branch is not None for response in responses):
+        rollouts = rollout_ids([each.group for each in responses], [each.response.sample for each in responses])
+        integers.append(np.array(rollouts))
+    advantages = objective.advantages(torch.from_numpy(rewards), torch.from_numpy(integers[2]), rollouts).numpy()
     # One copy to the GPU per dtype instead of one per column.
-    token, sequence, group, *segment = to_device(policy.device, *integers)
+    token, sequence, group, *others = to_device(policy.device, *integers)
     sampler_logp, reward, advantage = to_device(policy.device, logps, rewards, advantages)
     reference = trainer.reference
     return TokenBatch(
@@ -104,11 +108,12 @@ def score_responses(trainer: Trainer, responses: Sequence[Sample], transcripts: 
         advantage=advantage[sequence],
         sequence=sequence,
         token=token,
-        segment=segment[0] if segment else None,
+        segment=others[0] if "segment" in objective.needs else None,
         sampler_logp=sampler_logp,
         ref_logp=None if reference is None else _score(trainer, reference, transcripts).logp,
         group=group,
         reward=reward,
+        rollout=None if rollouts is None else others[-1],
         responses=len(responses),
     )
 

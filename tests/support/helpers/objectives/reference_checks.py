@@ -79,6 +79,10 @@ def token_batch(batch: Batch) -> tt.TokenBatch:
     tokens = reference.flat(batch)
     measured = [name for name in FIELD_OF if all(getattr(token, name) is not None for token in tokens)]
     optional = {FIELD_OF[name]: padded(name) for name in measured}
+    # A response without tokens is a rollout by itself.
+    ids = [response[0].rollout if response else -1 - row for row, response in enumerate(batch)]
+    if None not in ids:
+        optional["rollout"] = torch.tensor(ids)
     return tt.TokenBatch.from_padded(
         torch.from_numpy(mask), old_logp=padded("old"), advantage=padded("advantage"), **optional
     )

@@ -30,6 +30,7 @@ class Token:
     current: float | None = None
     sum_p2: float | None = None
     sum_p2_logp: float | None = None
+    rollout: int | None = None
 
     weight: float = 1.0
     counted: bool = True
@@ -166,13 +167,18 @@ def shared_ppo(groups: Callable[[Response], list[list[Token]]], low: float, high
 
 
 def scales(batch: Batch, aggregation: str, length: float) -> list[list[float]]:
-    """What a token's term is multiplied by; tokens that do not count, and responses without any that do, are absent."""
-    counts = [sum(token.counted for token in response) for response in batch]
-    tokens, responses = sum(counts), sum(count > 0 for count in counts)
+    """What a token's term is multiplied by; tokens that do not count, and rollouts without any that do, are absent."""
+    counts: dict[object, int] = {}
+    for number, response in enumerate(batch):
+        for token in response:
+            key = number if token.rollout is None else ("rollout", token.rollout)
+            counts[key] = counts.get(key, 0) + token.counted
+    tokens, responses = sum(counts.values()), sum(count > 0 for count in counts.values())
     found = []
-    for response, count in zip(batch, counts, strict=True):
+    for number, response in enumerate(batch):
         row = []
         for token in response:
+            count = counts[number if token.rollout is None else ("rollout", token.rollout)]
             if not token.counted:
                 row.append(0.0)
             elif aggregation == "token-mean":
