@@ -146,10 +146,10 @@ def test_the_guides_show_the_recipe_of_the_reference(page: str) -> None:
 
 
 def test_the_recipe_of_six_lines_takes_the_tables_that_its_page_adds(tmp_path: Path) -> None:
-    recipe, task, several_files, warm_start = toml_blocks("docs/own-data.md")
+    recipe, task, several_files, environment, warm_start = toml_blocks("docs/own-data.md")
     lines = [line for line in recipe.splitlines(keepends=True) if not line.startswith("task")]
     assert len(lines) == 5
-    for section in (task, several_files):
+    for section in (task, several_files, environment):
         (tmp_path / "mine.toml").write_text("".join([*lines, section, warm_start]))
         config = load(tmp_path / "mine.toml")
         assert (config.model.path, config.warm_start.steps) == ("Qwen/Qwen3-1.7B-Base", 100)

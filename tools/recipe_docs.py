@@ -101,7 +101,7 @@ def recipes_page() -> str:
 
 
 def _task_part(name: str) -> str:
-    section = task_section(name.replace("KIND", "kind"))
+    section = task_section(name.lower())
     keys = [line for line in _key_table(section) if not line.startswith(("| `name`", "| `environment`"))]
     return "\n".join([f'### `name = "{name}"`', "", _first_line(TASKS[name]), "", *keys])
 

@@ -117,7 +117,7 @@ def load_part(name: str) -> Callable[..., Any]:
             raise OwnPartError(f"{name}: nothing of this name is registered here: write python:MODULE:NAME{known}")
         part = _registered[attribute]
     else:
-        module = _import_module(name, module_name)
+        module = import_module(name, module_name)
         file = shown_file(getattr(module, "__file__", None) or module_name)
         if not hasattr(module, attribute):
             own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
@@ -168,7 +168,8 @@ def option_error(name: str, build: Callable[..., Any], key: str, problem: str) -
     return OwnPartError(f"{name}: {location(build)}: its argument {key!r} {problem}")
 
 
-def _import_module(name: str, module_name: str) -> Any:
+def import_module(name: str, module_name: str) -> Any:
+    """Import the module of a part that has this name."""
     with _lock:
         folders = [folder for folder in module_folders() if folder not in sys.path]
         # Only while it is imported: a library that tries an optional import later must not find a file of these.

@@ -48,6 +48,7 @@ PACKAGES: tuple[tuple[str, str, str, str], ...] = (
     ("verl", "the objectives inside verl", "verl", "0.9.1"),
     ("datasets", "data sets and benchmarks from the hub", "hub", ""),
     ("reasoning_gym", "tasks of reasoning-gym (task.name = 'gym:...')", "gym", "0.1.25"),
+    ("verifiers", "environments of verifiers (task.name = 'verifiers:...')", "verifiers", "0.3.1"),
     ("gguf", "the packaged model smollm2", "smollm2", ""),
     ("wandb", "run.loggers = ['wandb']", "wandb", ""),
     ("tensorboard", "run.loggers = ['tensorboard']", "tensorboard", ""),

@@ -36,7 +36,7 @@ from trimtab.data.problems import (
     stream_index,
     user,
 )
-from trimtab.data.registry import TASKS, build_task, has_held_out_problems, task_options
+from trimtab.data.registry import TASKS, agent_of, build_task, has_held_out_problems, task_options
 from trimtab.data.repeats import Repeats, find_repeats
 from trimtab.data.sampler import (
     Group,
@@ -61,7 +61,7 @@ __all__ = [
     "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "HELD_OUT", "PROMPT_SUFFIX", "TASKS", "Arithmetic",
     "BenchmarkProblem", "Countdown", "FixedTask", "Group", "GymTask", "Option", "Problem", "PromptTokens", "Repeats",
     "Reply", "Request", "Requests", "Response", "Sample", "Sampler", "SamplingOptions", "Split", "Task", "TaskOption",
-    "Turns", "build_task", "by_rollout", "check_columns", "check_paths", "check_prompts", "derive_seed",
+    "Turns", "agent_of", "build_task", "by_rollout", "check_columns", "check_paths", "check_prompts", "derive_seed",
     "find_benchmark", "find_repeats", "gsm8k", "gym_dataset", "has_held_out_problems", "is_hub_data",
     "load_benchmark", "optional_module", "problem_index", "prompts_per_epoch", "read_file", "read_rows",
     "rollout_ids", "source_paths", "stream_index", "task_options", "user", "worked_solution", "worked_solutions",

@@ -18,6 +18,7 @@ from trimtab.data.countdown import Countdown
 from trimtab.data.files import file_task, gsm8k_task
 from trimtab.data.gym import gym_task
 from trimtab.data.problems import Problem, Split, Task, check_index
+from trimtab.data.verifiers_env import verifiers_agent, verifiers_task
 from trimtab.own_parts import (
     Option,
     OwnPartError,
@@ -38,6 +39,7 @@ TASKS: Mapping[str, TaskBuilder] = {
     "gsm8k": gsm8k_task,
     "file": file_task,
     "gym:KIND": gym_task,
+    "verifiers:ENV": verifiers_task,
 }
 
 
@@ -45,9 +47,11 @@ def find_task(name: str) -> TaskBuilder:
     """Return the function that builds the task of a name."""
     if is_own(name):
         return load_part(name)
-    if name.startswith("gym:") and len(name) > len("gym:"):
-        return partial(TASKS["gym:KIND"], name.removeprefix("gym:"))
-    if name not in TASKS or name == "gym:KIND":
+    family, _, member = name.partition(":")
+    for each in TASKS:
+        if member and each != name and each.startswith(f"{family}:"):
+            return partial(TASKS[each], member)
+    if name not in TASKS or member:
         raise ValueError(f"unknown task {shown(name)}: {nearest(name, TASKS)} (one of your own: python:MODULE:NAME)")
     return TASKS[name]
 
@@ -59,6 +63,13 @@ def task_options(name: str) -> dict[str, Option]:
     for key in {"name", "environment"} & options.keys():
         raise option_error(name, build, key, f"is task.{key} already: call it otherwise")
     return options
+
+
+def agent_of(name: str, arguments: Mapping[str, Any]) -> str | None:
+    """Return the agent that a task brings, named as a part of the user's own; None: it brings none."""
+    if not name.startswith("verifiers:"):
+        return None
+    return verifiers_agent(name.removeprefix("verifiers:"), arguments.get("args", {}))
 
 
 def has_held_out_problems(name: str, arguments: Mapping[str, Any]) -> bool:

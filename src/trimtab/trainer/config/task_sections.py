@@ -23,7 +23,6 @@ from trimtab.trainer.config.sections import Section
 if TYPE_CHECKING:
     from trimtab.grading import VerdictKind
 
-GYM = "gym:KIND"  # a name with a part to fill in
 COMMON_KEYS = ("name", "environment")  # of every task
 RewardKeyword = Literal["wrong", "exclude"]
 TASK_TERM = "task"  # the name of the reward by the task's own rule, beside those of the terms
@@ -112,8 +111,9 @@ def task_schema() -> dict[str, Any]:
     """Return the JSON schema of `[task]`: the keys of the task that it names."""
     schema: dict[str, Any] = {"properties": {"name": {"type": "string", "examples": [*TASKS, "python:MODULE:NAME"]}}}
     for name in reversed(list(TASKS)):
-        named = {"pattern": "^gym:."} if name == GYM else {"const": name}
-        section = task_section(name.replace("KIND", "kind")).model_json_schema()
+        family, _, member = name.partition(":")  # a name with a member to fill in, as gym:KIND
+        named = {"pattern": f"^{family}:."} if member else {"const": name}
+        section = task_section(name.lower()).model_json_schema()
         schema = {"if": {"properties": {"name": named}}, "then": section, "else": schema}
     return schema
 
@@ -124,7 +124,7 @@ def task_hint(task: str, key: str) -> str:
     hint = nearest(key, own)
     if hint.startswith("did you mean"):
         return hint
-    owners = [other for other in TASKS if other != task and key in task_options(other.replace("KIND", "kind"))]
+    owners = [other for other in TASKS if other != task and key in task_options(other.lower())]
     elsewhere = f"it is an option of {' and '.join(owners)}; " if owners else ""
     return f"{elsewhere}the task {shown(task)} has {', '.join(own)}"
 
