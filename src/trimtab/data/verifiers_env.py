@@ -110,10 +110,15 @@ def _agent(env: str, args: str) -> Agent:
 
     async def solve(problem: Problem, client: Any) -> float:
         """Run the environment's rollout of the problem's row."""
-        mine = environment if shared or os.getpid() == loaded_by else _load(env, args)
+        mine = environment if shared or os.getpid() == loaded_by else _loaded_by(os.getpid(), env, args)
         return await mine.run(copy.deepcopy(problem.extra["row"]), client)
 
     return solve
+
+
+@lru_cache(maxsize=1)
+def _loaded_by(_: int, env: str, args: str) -> Environment:
+    return _load(env, args)
 
 
 @lru_cache(maxsize=8)
