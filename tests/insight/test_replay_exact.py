@@ -9,22 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.insight.exact_plans import assert_plans_come_again
 from helpers.thorough import slow_but
 from helpers.train.short_runs import RunProcess, trained
 from trimtab.insight.replay import replay
 from trimtab.insight.replay.batches import (
     recorded_mini_batch,
-    recorded_objective,
-    recorded_threads,
-    replan,
-    set_controllers,
     with_advantages_of,
 )
 from trimtab.insight.replay.replay import make_variants
 from trimtab.objectives import segment_ids
-from trimtab.record import Records, open_run
+from trimtab.record import open_run
 
-PLAN = ("weight", "scale", "clip_low", "clip_high", "reason", "penalty")
 # Small vocabularies know no rare tokens by the papers' measure: thresholds here are such that rules find some.
 SHORT = {"run.steps": "3", "run.eval_every": "0", "run.checkpoint_every": "0", "update.token_budget": "40"}
 TARGET = "target=2.79"  # between the entropies of the steps, so that the gate opens and closes
@@ -83,37 +79,6 @@ VARIATIONS = {
     "another aggregation": {"objective": '"stapo(tau_p=0.2,aggregation=seq-mean-token-sum)"'},
     "a response limit that cuts": {"objective": '"sspo"', "rollout.max_new_tokens": "2", "reward.overlong_buffer": "1"},
 }
-
-
-def assert_plans_come_again(records: Records) -> dict[int, int]:
-    """Compare every column of every update's plan; return how many tokens had each reason."""
-    objective = recorded_objective(records.manifest.objective)
-    needs, seen = objective.needs | {"segment"}, dict[int, int]()
-    for step in records:
-        set_controllers(objective, step, recorded=True)
-        for update in step.updates:
-            with recorded_threads(step):
-                recorded = recorded_mini_batch(update, needs)
-                batch, new = recorded.batch, recorded.new_logp
-                assert with_advantages_of(batch, objective, update) is batch
-                plans = replan(objective, batch, update)
-                clipped = [objective.loss(new[plan.slice], plan).clipped for plan in plans]
-            for name in PLAN:
-                values = [getattr(plan, name) for plan in plans]
-                assert (name in step.tokens) == (values[0] is not None), name
-                if values[0] is not None:
-                    assert_bits(torch.cat(values), update.column(name), f"{name} at step {step.number}")
-            planned = "planned_advantage" if "planned_advantage" in step.tokens else "advantage"
-            assert_bits(torch.cat([plan.advantage for plan in plans]), update.column(planned), planned)
-            if clipped[0] is not None:
-                assert_bits(torch.cat(clipped), update.column("clipped"), "clipped")  # type: ignore[arg-type]
-            for code, count in zip(*np.unique(update.column("reason"), return_counts=True), strict=True):
-                seen[int(code)] = seen.get(int(code), 0) + int(count)
-    return seen
-
-
-def assert_bits(made: torch.Tensor, recorded: np.ndarray, column: str) -> None:  # type: ignore[type-arg]
-    assert made.numpy().astype(recorded.dtype).tobytes() == recorded.tobytes(), column
 
 
 @pytest.mark.parametrize("name", slow_but(ALWAYS, OBJECTIVES))

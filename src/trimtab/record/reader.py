@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trimtab.data import rollout_ids
 from trimtab.record import layout
 from trimtab.record.conversation import RecordedCall, RecordedObservation, read_calls, read_observations
 from trimtab.record.layout import Manifest, RecordError, RecordWarning, StepInfo, UpdateInfo, open_table, read_columns
@@ -108,6 +109,13 @@ class RecordedStep:
         if (lengths < 0).any() or [ends[first] for first in firsts] != tokens:
             raise RecordError(f"{self.responses.name}: `tokens` does not add up to the tokens of the step's updates")
         return ends
+
+    @cached_property
+    def rollouts(self) -> list[int] | None:
+        """Return an id of the agent's rollout that each response is a branch of; None if they are no branches."""
+        if "branch" not in self.responses:
+            return None
+        return rollout_ids(self.responses["group"].tolist(), self.responses["sample"].tolist())
 
     @property
     def updates(self) -> list[RecordedUpdate]:

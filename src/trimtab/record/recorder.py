@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from trimtab.record.conversation import calls_json, observations_json
+from trimtab.record.conversation import calls_json, cut, observations_json
 from trimtab.record.layout import StepInfo, UpdateInfo
 from trimtab.record.schema import FROM_BATCH, FROM_PLAN, Vocabulary
 from trimtab.record.writer import RecordWriter, StepData
@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # reading records needs no torch, so nothing here imports it 
 
     from trimtab.data import Sample
     from trimtab.objectives import Plan, TokenBatch
+
+MAX_CONTEXT = 100_000  # characters of a branch's context: later branches repeat what earlier ones have
 
 
 @dataclass(kw_only=True)
@@ -210,8 +212,9 @@ def response_columns(step: int, rows: Sequence[tuple[int, Sample]], vocabulary: 
     """Return the table of responses, each with the number of the update that trained on it."""
     samples = [sample for _, sample in rows]
     # A prompt is decoded once for its group: of eight samples seven would give the same text again.
-    one_per_group = {sample.group: sample for sample in samples}
+    one_per_group = {sample.group: sample for sample in samples if sample.branch is None}
     prompts = {group: vocabulary.decode(sample.prompt) for group, sample in one_per_group.items()}
+    branches = {"branch": [s.branch or 0 for s in samples]} if any(s.branch is not None for s in samples) else {}
     optional: dict[str, list[str]] = {
         "rewards": [json.dumps(dict(s.terms)) if s.terms else "" for s in samples],
         "observations": [observations_json(s.response, vocabulary) if s.response.observed else "" for s in samples],
@@ -220,11 +223,14 @@ def response_columns(step: int, rows: Sequence[tuple[int, Sample]], vocabulary: 
     }
     return {
         **{name: texts for name, texts in optional.items() if any(texts)},
+        **branches,
         "step": [step] * len(rows),
         "response": list(range(len(rows))),
         "update": [update for update, _ in rows],
         "tokens": [s.response.num_sampled for s in samples],
-        "prompt": encodable(prompts[s.group] for s in samples),
+        "prompt": encodable(
+            prompts[s.group] if s.branch is None else cut(vocabulary.decode(s.prompt), MAX_CONTEXT) for s in samples
+        ),
         "group": [s.group for s in samples],
         "sample": [s.response.sample for s in samples],
         "reward": [s.reward for s in samples],

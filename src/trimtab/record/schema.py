@@ -88,6 +88,14 @@ RESPONSES: tuple[Column, ...] = (
     Column("tokens", "int32", "number of its tokens", encoding="delta"),
     Column("group", "int64", "number of its prompt, shared by all samples of it", encoding="delta"),
     Column("sample", "int32", "which sample of its prompt", encoding="delta"),
+    Column(
+        "branch",
+        "int32",
+        "which branch of an agent's rollout, from 0: rows of one `group` and `sample` are the branches of one rollout, "
+        "and the prompt of each is its own context",
+        "where given",
+        "delta",
+    ),
     Column("reward", "float32", "reward of the response", encoding="dictionary"),
     Column(
         "rewards", "string", "of several rewards each by name, before its weight, as JSON", "where given", "dictionary"

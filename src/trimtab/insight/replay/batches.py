@@ -87,6 +87,8 @@ def recorded_mini_batch(update: RecordedUpdate, needs: Iterable[str] = ()) -> Re
         token = as_tensor(update.column("token")).long()
         after_tool = as_tensor(update.column("tool_tokens")) > 0 if "tool_tokens" in step.tokens else None
         fields["segment"] = segment_ids(token, spelling, sequence=sequence, after_tool=after_tool)
+    if step.rollouts is not None:
+        fields["rollout"] = step.rollouts[update.responses]
     try:
         batch = TokenBatch(**fields, sequence=sequence, group=group, reward=reward, responses=len(lengths))
     except ValueError as error:
@@ -106,7 +108,8 @@ def with_advantages_of(batch: TokenBatch, objective: Objective, update: Recorded
     if objective.advantage == step.records.manifest.advantage:
         return batch
     # Over the whole step: a record keeps groups whole, so group statistics are exact even if only a share is recorded.
-    values = objective.advantages(as_tensor(step.responses["reward"]), as_tensor(step.responses["group"]))
+    reward, group = (as_tensor(step.responses[name]) for name in ("reward", "group"))
+    values = objective.advantages(reward, group, step.rollouts)
     return replace(batch, advantage=values[update.responses][batch.sequence])
 
 

@@ -282,6 +282,8 @@ class Replayer:
     records: Records
     variants: Sequence[ReplayVariant]
     steps: list[StepReplay] = field(default_factory=list)
+    branches: int = 0  # responses of the steps that are branches of an agent's rollouts
+    rollouts: int = 0  # these
 
     def add(self, step: RecordedStep) -> StepReplay:
         """Replay a step."""
@@ -298,6 +300,9 @@ class Replayer:
         sums = add_up(updates, len(variants))
         replayed = StepReplay(info.step, info.tokens, info.complete, "new_logp" in step.tokens, info.device, *sums)
         self.steps.append(replayed)
+        if step.rollouts is not None:
+            self.branches += info.responses
+            self.rollouts += len(set(step.rollouts))
         return replayed
 
     def result(self, run: str) -> Replay:
@@ -314,7 +319,7 @@ class Replayer:
             steps=tuple(self.steps),
             stats=stats,
             overlaps=overlaps,
-            notes=tuple(_notes(self.records, self.variants, self.steps)),
+            notes=tuple(_notes(self)),
         )
 
 
@@ -400,8 +405,13 @@ def _check_fields(step: RecordedStep, variants: Sequence[ReplayVariant]) -> None
             )
 
 
-def _notes(records: Records, variants: Sequence[ReplayVariant], steps: Sequence[StepReplay]) -> Iterator[str]:
-    manifest = records.manifest
+def _notes(replayer: Replayer) -> Iterator[str]:
+    manifest, variants, steps = replayer.records.manifest, replayer.variants, replayer.steps
+    if replayer.rollouts:
+        yield (
+            f"{replayer.branches} responses are branches of {replayer.rollouts} rollouts: advantages and means over "
+            "responses are over rollouts"
+        )
     partial = sum(not step.exact for step in steps)
     if partial:
         yield (
