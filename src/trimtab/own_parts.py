@@ -8,6 +8,7 @@ first. `register` gives a name to what has no module, in a notebook. Whatever go
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import inspect
 import os
 import re
@@ -168,6 +169,26 @@ def option_error(name: str, build: Callable[..., Any], key: str, problem: str) -
     return OwnPartError(f"{name}: {location(build)}: its argument {key!r} {problem}")
 
 
+def require_module(name: str, what: str) -> None:
+    """Raise if a part can be in no module that another process finds; nothing is imported."""
+    if not re.fullmatch(PATTERN, name):
+        raise OwnPartError(f"{shown(name)} is no name of a part: write python:MODULE:NAME, as python:mine:gentle")
+    module_name = name.removeprefix(PREFIX).rpartition(":")[0]
+    if not module_name:
+        raise OwnPartError(
+            f"{name}: {what} runs in a process of its own, which knows files only: put it in a file MODULE.py and "
+            "write python:MODULE:NAME"
+        )
+    top, folders = module_name.partition(".")[0], module_folders()
+    if top not in sys.modules and importlib.machinery.PathFinder.find_spec(top, [*sys.path, *folders]) is None:
+        raise _not_found(name, module_name, folders)
+
+
+def _not_found(name: str, module_name: str, folders: list[str]) -> OwnPartError:
+    places = ", ".join([*(shown_file(folder) for folder in folders), "sys.path (PYTHONPATH adds to it)"])
+    return OwnPartError(f"{name}: there is no module {module_name} in {places}")
+
+
 def import_module(name: str, module_name: str) -> Any:
     """Import the module of a part that has this name."""
     with _lock:
@@ -191,8 +212,7 @@ def _import_or_say_where(name: str, module_name: str, folders: list[str]) -> Any
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # one that the user's module imports
-        places = ", ".join([*(shown_file(folder) for folder in folders), "sys.path (PYTHONPATH adds to it)"])
-        raise OwnPartError(f"{name}: there is no module {module_name} in {places}") from None
+        raise _not_found(name, module_name, folders) from None
 
 
 def _refuse_namesake(name: str, module_name: str, module: Any, folders: list[str]) -> None:

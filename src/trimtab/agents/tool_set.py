@@ -17,7 +17,7 @@ from trimtab.agents.calculator import calculator
 from trimtab.agents.schemas import argument_problem, environment_schemas, function_schema
 from trimtab.agents.types import Conversation, Outcome
 from trimtab.data import Problem
-from trimtab.own_parts import OwnPartError, is_own, load_part
+from trimtab.own_parts import OwnPartError, is_own, load_part, require_module
 from trimtab.text import nearest, shown
 from trimtab.workers import (
     Result,
@@ -127,7 +127,7 @@ class ToolCatalog:
         if name in BUILT_IN:
             self._add(name, function_schema(BUILT_IN[name], name))
         elif is_own(name):
-            _require_module(name, "a tool")
+            require_module(name, "a tool")
             function = load_part(name)
             if inspect.isclass(function):
                 raise OwnPartError(f"{name} is a class: name it as the environment (task.environment), not as a tool")
@@ -140,7 +140,7 @@ class ToolCatalog:
     def _add_environment(self, name: str) -> None:
         if not is_own(name):
             raise ValueError(f"environment {shown(name)}: name a class of your own, python:MODULE:NAME")
-        _require_module(name, "an environment")
+        require_module(name, "an environment")
         make: Any = load_part(name)
         for tool, schema in environment_schemas(make, name).items():
             self._add(tool, schema)
@@ -180,14 +180,6 @@ class ToolCatalog:
     def schemas(self, problem: Problem | None = None) -> list[dict[str, Any]]:
         """Return the JSON schemas for the chat template's `tools=`; a problem may allow some only (extra["tools"])."""
         return list(self.of_problem(problem).values())
-
-
-def _require_module(name: str, what: str) -> None:
-    if ":" not in name.removeprefix("python:"):
-        raise OwnPartError(
-            f"{name}: {what} runs in a process of its own, which knows files only: put it in a file MODULE.py and "
-            "write python:MODULE:NAME"
-        )
 
 
 class ToolSet(ToolCatalog):
@@ -354,7 +346,7 @@ class OpenTools:
             return None
         self.environment = self.tools.session()
         self.tools.opened.add(self)
-        answer = self.environment.call("reset", (_problem_fields(self.problem),), self.tools.limits(timeout))
+        answer = self.environment.call("reset", (problem_fields(self.problem),), self.tools.limits(timeout))
         if answer.outcome == "done":
             opening: str | None = answer.value
             return opening
@@ -410,7 +402,8 @@ class OpenTools:
             self.environment = None
 
 
-def _problem_fields(problem: Problem) -> dict[str, Any]:
+def problem_fields(problem: Problem) -> dict[str, Any]:
+    """Return a problem as JSON can hold it."""
     fields = {**vars(problem), "prompt": [dict(message) for message in problem.prompt], "extra": dict(problem.extra)}
     plain: dict[str, Any] = json.loads(json.dumps(fields, default=str))
     return plain

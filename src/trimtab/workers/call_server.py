@@ -6,6 +6,8 @@ affect the next verdict.
 
 A call may name a session: then the function (a class) is called once, in a worker that stays for the further calls of
 this session, each of a method and with its own deadline.
+
+A module whose calls wait for something else most of the time says so by `MOSTLY_WAITS = True`: they all start at once.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Any
 
 from trimtab.own_parts import OwnPartError, load_part, own_traceback
 from trimtab.workers.jail import confine
-from trimtab.workers.linux import close_from, limit_memory
+from trimtab.workers.linux import adopt_orphans, close_from, kill_descendants, limit_memory
 from trimtab.workers.supervisor import Child, Supervisor, freeze_memory
 
 MAX_WORKERS = 40
@@ -93,9 +95,9 @@ class Worker(Child):
 class CallServer(Supervisor[Worker]):
     """Forks workers for calls, the shortest message first, and reports their results."""
 
-    def __init__(self, requests: socket.socket, function: Function, plain: Plain) -> None:
+    def __init__(self, requests: socket.socket, function: Function, plain: Plain, mostly_waits: bool = False) -> None:
         super().__init__(requests)
-        self.function, self.plain = function, plain
+        self.function, self.plain, self.mostly_waits = function, plain, mostly_waits
         self.sessions: dict[int, Worker] = {}
         self.waiting: list[tuple[int, int, Message]] = []  # a heap
         self.unread = bytearray()
@@ -127,10 +129,14 @@ class CallServer(Supervisor[Worker]):
 
     def start_waiting(self, now: float, idle: bool) -> None:
         """Start waiting calls, the shortest first, as many as may run at once."""
-        while self.waiting and len(self.running) < MAX_WORKERS:
-            if sum(worker.is_new(now) for worker in self.running.values()) >= MAX_NEW_WORKERS:
-                return
+        while self.waiting and (self.mostly_waits or self.has_room(now)):
             self.start(heapq.heappop(self.waiting)[2])
+
+    def has_room(self, now: float) -> bool:
+        """Return whether another call may run beside those that do."""
+        if len(self.running) >= MAX_WORKERS:
+            return False
+        return sum(worker.is_new(now) for worker in self.running.values()) < MAX_NEW_WORKERS
 
     def start(self, message: Message) -> None:
         """Fork a worker for a call, or hand the call to the worker of its session."""
@@ -196,6 +202,12 @@ class CallServer(Supervisor[Worker]):
         if ran:  # else a session's worker ended between two calls: the next one is told
             self.send(told | (outcome_of(status) if result is None else result) | {"gone": True})
 
+    def kill(self, worker: Worker) -> None:
+        """Kill a worker and its process group; of a session, all that it has started."""
+        if worker.session is not None:
+            kill_descendants(worker.pid)
+        super().kill(worker)
+
     def send(self, message: Message) -> None:
         """Send a message to the client."""
         try:
@@ -253,6 +265,8 @@ def run_worker(function: Function, plain: Plain, message: Message, channel: int)
     os.dup2(channel, CHANNEL)
     close_from(CHANNEL + 1)
     in_session = "session" in message
+    if in_session:
+        adopt_orphans()
     _set_limits(message["memory"], None if in_session else message["cpu_seconds"])
     made = cache(function)  # in a session, the object that the methods are of
     call = (lambda name, *arguments: getattr(made(), name)(*arguments)) if in_session else function
@@ -306,8 +320,11 @@ def _set_limits(memory: int, cpu_seconds: float | None) -> None:
     sys.setrecursionlimit(2_000)
 
 
-def load(path: str) -> tuple[Function, Plain]:
-    """Import the function at `package.module:name`; its module may have a `warm_up()` and a `plain_result(value)`."""
+def load(path: str) -> tuple[Function, Plain, bool]:
+    """Import the function at `package.module:name`.
+
+    Its module may have a `warm_up()`, a `plain_result(value)` and a `MOSTLY_WAITS`.
+    """
     path, _, part = path.partition("@")
     module_name, _, name = path.partition(":")
     module = importlib.import_module(module_name)
@@ -318,7 +335,7 @@ def load(path: str) -> tuple[Function, Plain]:
         function = partial(function, load_part(part))
     else:
         confine()  # a part of the user's may need files and the network
-    return function, getattr(module, "plain_result", None)
+    return function, getattr(module, "plain_result", None), getattr(module, "MOSTLY_WAITS", False)
 
 
 def main(requests: socket.socket, path: str, folders: list[str]) -> None:
@@ -330,7 +347,7 @@ def main(requests: socket.socket, path: str, folders: list[str]) -> None:
     signal.alarm(MAX_LOAD_SECONDS)
     try:
         sys.path += [folder for folder in folders if folder not in sys.path]
-        function, plain = load(path)
+        loaded = load(path)
     except BaseException as error:
         text = str(error) if isinstance(error, OwnPartError) else f"{type(error).__name__}: {error}"
         requests.sendall(_line({"error": text[:500]}))
@@ -340,7 +357,7 @@ def main(requests: socket.socket, path: str, folders: list[str]) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    CallServer(requests, function, plain).serve()
+    CallServer(requests, *loaded).serve()
 
 
 if __name__ == "__main__":

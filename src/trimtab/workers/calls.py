@@ -177,6 +177,14 @@ def start_worker(function: str) -> None:
     client(function)
 
 
+def stop_worker(function: str) -> None:
+    """End the server of a function, and with it all its workers; a new one is started when it is needed."""
+    with _lock:
+        known = _clients.pop(function, None)
+    if known is not None:
+        known.stop()
+
+
 def submit_call(
     function: str,
     arguments: tuple[Any, ...],

@@ -26,6 +26,8 @@ OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC, MOVE_MOUNT_FROM_EMPTY_PATH = 1, 0x8_0000, 4
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 2
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+PR_SET_CHILD_SUBREAPER = 36
+MOST_ROUNDS = 100  # of killing what is started meanwhile
 
 # These have the same numbers on x86_64 and aarch64, and no wrapper in older C libraries.
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_CLOSE_RANGE = 428, 429, 436
@@ -165,6 +167,45 @@ def die_with_parent(parent: int) -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() not in (parent, 0):  # 0: the parent is outside this process's PID namespace
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what this process's children leave behind, so that all it has started is found."""
+    with contextlib.suppress(OSError, AttributeError):  # another system
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process and its threads have started; none if the kernel does not tell."""
+    found: list[int] = []
+    with contextlib.suppress(OSError, ValueError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def kill_descendants(pid: int) -> None:
+    """Kill all that a process has started, whatever groups and sessions they are in; another process is stopped first.
+
+    What its children have left behind is found if it adopts orphans.
+    """
+    if not children(pid):
+        return
+    if pid != os.getpid():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGSTOP)
+    killed: set[int] = set()
+    for _ in range(MOST_ROUNDS):
+        left = children(pid)
+        for each in left:  # grows: what a child has started is behind it
+            left += children(each)
+        if killed.issuperset(left):
+            return
+        for each in {*left} - killed:
+            with contextlib.suppress(OSError):
+                os.kill(each, signal.SIGKILL)
+        killed.update(left)
 
 
 def limit_memory(beyond: int, used: int | None = None) -> None:

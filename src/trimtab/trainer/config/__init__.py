@@ -34,11 +34,11 @@ from trimtab.trainer.config.sections import (
     check_own_sampler,
     check_vllm_options,
 )
-from trimtab.trainer.config.task_sections import TASK_TERM, RewardConfig, ToolsConfig
+from trimtab.trainer.config.task_sections import TASK_TERM, AgentConfig, RewardConfig, ToolsConfig
 
 __all__ = [
-    "BEST", "DEMO_MODELS", "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "TASK_TERM", "AlarmsConfig", "Config",
-    "RecordConfig", "RewardConfig", "RolloutConfig", "RunModel", "Section", "ToolsConfig", "base_model",
+    "BEST", "DEMO_MODELS", "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "TASK_TERM", "AgentConfig", "AlarmsConfig",
+    "Config", "RecordConfig", "RewardConfig", "RolloutConfig", "RunModel", "Section", "ToolsConfig", "base_model",
     "build_objective", "check_own_sampler", "check_vllm_options", "find_checkpoint", "find_recipe", "find_run_model",
     "is_hub_model", "json_schema", "list_checkpoints", "load", "load_stored", "model_digest", "own_code",
     "packaged_recipes", "parse", "parse_stored", "parse_toml", "run_checkpoints",

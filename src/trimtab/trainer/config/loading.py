@@ -82,7 +82,8 @@ def parse_stored(table: Mapping[str, Any]) -> Config:
         elif isinstance(value, dict):
             foreign = [key for key, each in value.items() if is_foreign(each)]
             dropped = {*foreign, *(f"{key}_options" for key in foreign)}
-            if section == "objective" or (section == "task" and "name" in foreign):  # other keys are its options
+            # What is left would be about another one: options of an objective or a task, limits of an agent.
+            if section in ("objective", "agent") or (section == "task" and "name" in foreign):
                 continue
             kept[section] = {key: each for key, each in value.items() if key not in dropped}
     return parse(_without_idle_turns(kept))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from trimtab.data import SamplingOptions
+from trimtab.data import SamplingOptions, agent_of
 from trimtab.objectives import ATTACHMENTS, COMMON_OPTIONS, METHODS, OPTIONS, Objective, objective
 from trimtab.own_parts import PREFIX, is_own
 from trimtab.trainer.config.sections import (
@@ -22,6 +22,7 @@ from trimtab.trainer.config.sections import (
     WarmStartConfig,
 )
 from trimtab.trainer.config.task_sections import (
+    AgentConfig,
     RewardConfig,
     TaskConfig,
     ToolsConfig,
@@ -47,6 +48,7 @@ class Config(Section):
     warm_start: WarmStartConfig = WarmStartConfig()
     rollout: RolloutConfig = RolloutConfig()
     tools: ToolsConfig = ToolsConfig()
+    agent: AgentConfig = AgentConfig()
     reward: RewardConfig = RewardConfig()
     update: UpdateConfig = UpdateConfig()
     run: RunConfig = RunConfig()
@@ -114,6 +116,7 @@ class Config(Section):
             )
         self._check_samples()
         self._check_best()
+        self._check_agent()
         self._check_tools()
         self._check_old_stats()
         for key in ("gradient_checkpointing", "lora_dropout"):
@@ -154,6 +157,23 @@ class Config(Section):
                 "group (python:MODULE:NAME)"
             )
 
+    def _check_agent(self) -> None:
+        agent, brought = self.agent, agent_of(self.task.name, self.task.arguments)
+        own = f"agent.run = {agent.run!r}" if agent.run else f"agent.command = {agent.command}" if agent.command else ""
+        if brought and own:
+            raise ValueError(f"task.name = {self.task.name!r} brings its own agent: leave out {own}")
+        if not brought and not own and agent != AgentConfig():
+            raise ValueError(
+                "[agent] names no agent: set agent.run (a function, python:MODULE:NAME) or agent.command (a program)"
+            )
+        if self.has_agent and self.has_tools:
+            tools, environment = self.tools.use, self.task.environment
+            raise ValueError(
+                f"{own or f'task.name = {self.task.name!r}'} together with "
+                f"{f'tools.use = {tools}' if tools else f'task.environment = {environment!r}'}: an agent calls its "
+                "tools itself; leave out one of them"
+            )
+
     def _check_tools(self) -> None:
         environment, turns = self.task.environment, self.rollout.max_turns
         if self.has_tools and turns < 2:
@@ -163,6 +183,10 @@ class Config(Section):
                 "it to 2 or more"
             )
         if not self.has_tools and turns > 1:
+            if self.has_agent:
+                raise ValueError(
+                    f"rollout.max_turns = {turns}, but an agent decides itself how often it asks: leave it out"
+                )
             raise ValueError(
                 f"rollout.max_turns = {turns}, but there is nothing to call: set tools.use or task.environment, or "
                 "rollout.max_turns = 1"
@@ -181,12 +205,13 @@ class Config(Section):
             f"rollout.precision = {rollout.precision!r}": rollout.precision not in (None, precision),
             f"rollout.sampler_temperature = {temperature}": temperature not in (None, rollout.temperature),
             "conversations with tools": self.has_tools,
+            "an agent": self.has_agent,
         }
         found = [name for name, is_so in unsupported.items() if is_so]
         if found and self.update.old_stats == "sampled":
             raise ValueError(
                 f"update.old_stats = 'sampled' does not work with {found[0]}: it needs the native sampler with the "
-                "trainer's precision, fp32, and temperature, without tools; use 'scored'"
+                "trainer's precision, fp32, and temperature, without tools or an agent; use 'scored'"
             )
 
     @property
@@ -201,6 +226,16 @@ class Config(Section):
     def has_tools(self) -> bool:
         """Whether responses are conversations with tools."""
         return bool(self.tools.use) or self.task.environment is not None
+
+    @property
+    def agent_function(self) -> str | None:
+        """The name of the agent's function: the user's own, or one that the task brings."""
+        return self.agent.run or agent_of(self.task.name, self.task.arguments)
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether responses are what an agent asked for."""
+        return bool(self.agent.command) or self.agent_function is not None
 
     @property
     def conversation_limits(self) -> Limits:

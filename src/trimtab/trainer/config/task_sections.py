@@ -1,4 +1,4 @@
-"""The sections of a recipe about what is asked and what it pays: `[task]`, `[tools]` and `[reward]`.
+"""The sections of a recipe about what is asked and what it pays: `[task]`, `[tools]`, `[agent]` and `[reward]`.
 
 Graders, tools and workers are imported by the checks that need them.
 """
@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, create_model, field_validator, mode
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from trimtab.data import TASKS, check_columns, check_paths, has_held_out_problems, task_options
-from trimtab.own_parts import Option, errors_located, is_own, load_part
+from trimtab.own_parts import Option, errors_located, is_own, load_part, require_module
 from trimtab.text import nearest, shown
 from trimtab.trainer.config.sections import Section
 
@@ -177,6 +177,54 @@ class ToolsConfig(Section):
         if value not in LEVELS:
             raise ValueError(f"{shown(value)}: {nearest(value, LEVELS)}")
         return value
+
+
+class AgentConfig(Section):
+    """Your own agent: a function or a program that asks the policy over an OpenAI endpoint ([agents.md](agents.md)).
+
+    A rollout is one run of it for one problem. `rollout.max_new_tokens` is what all requests of a rollout may sample
+    together, and the messages of a request may have `rollout.max_prompt_tokens` more than what is left of that. A
+    rollout in which the agent raises an error, or asks nothing, is not trained on.
+    """
+
+    run: str | None = Field(None, description="the agent as a function, python:MODULE:NAME; sync or async")
+    command: list[str] = Field(
+        default_factory=list,
+        max_length=1000,
+        description="the agent as a program and its arguments, started once for each rollout in the current folder",
+    )
+    concurrency: int = Field(64, ge=1, le=4096, description="number of agents that run at the same time")
+    timeout: float = Field(300.0, gt=0, le=86_400, description="seconds for one rollout; then the agent is killed")
+    on_timeout: Literal["exclude", "wrong"] = Field(
+        "exclude",
+        description="what to do with a rollout that took longer: exclude it from training, or give it the reward of a "
+        "wrong answer",
+    )
+
+    @field_validator("run")
+    @classmethod
+    def _check_run(cls, value: str | None) -> str | None:
+        if value is not None:
+            if not is_own(value):
+                raise ValueError(f"{shown(value)}: an agent is a function of your own, python:MODULE:NAME")
+            # Not imported: it may bring a whole framework, which only the agents' processes need.
+            require_module(value, "an agent")
+        return value
+
+    @field_validator("command")
+    @classmethod
+    def _check_command(cls, value: list[str]) -> list[str]:
+        if value and not value[0]:
+            raise ValueError(f"{shown(value)} names no program")
+        if any("\0" in word for word in value):
+            raise ValueError(f"{shown(value)} has a null character")
+        return value
+
+    @model_validator(mode="after")
+    def _check_one(self) -> AgentConfig:
+        if self.run is not None and self.command:
+            raise ValueError(f"run = {shown(self.run)} and command = {shown(self.command)}: set one of them")
+        return self
 
 
 def check_environment(name: str) -> str:
