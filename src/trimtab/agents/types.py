@@ -59,9 +59,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Message:
-    """A message after the prompt: the model's, or a tool's reply as the model saw it."""
+    """A message as the model saw it: its own, a tool's reply, or in an agent's rollout what the agent wrote."""
 
-    role: Literal["assistant", "tool"]
+    role: Literal["assistant", "tool", "user", "system", "developer"]
     text: str
     name: str = ""
 
