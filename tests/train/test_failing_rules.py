@@ -160,6 +160,7 @@ def test_held_out_problems_without_a_verdict_are_neither_right_nor_wrong(
         test_task=[SimpleNamespace(source="sums")] * 4,
         config=Config(),
         tool_use=None,
+        agent_use=None,
         seconds={},
         seen_share=0.0,
         world=World(),
@@ -189,7 +190,7 @@ def test_what_a_rule_prints_is_in_a_file_that_is_named_once(
     printed = run.folder.rule_output.read_text().splitlines()
     assert len(printed) >= 16 and {line.split()[0] for line in printed} == {"seen"}
     assert [text for text in log.messages if str(run.folder.rule_output) in text] == [
-        f"note: a rule or tool of yours prints; it goes to {run.folder.rule_output}"
+        f"note: a rule, tool or agent of yours prints; it goes to {run.folder.rule_output}"
     ]
     assert "seen" not in "".join(capfd.readouterr())
 

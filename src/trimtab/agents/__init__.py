@@ -1,5 +1,6 @@
 """Conversations of a policy with tools: calls are read, run within limits, and answered in tokens. Imports no torch."""
 
+from trimtab.agents.agent_pool import Access, AgentPool, AgentRun, AgentWorker
 from trimtab.agents.call_formats import CALL_FORMATS, CallFormat, ParsedCall, read_json_call
 from trimtab.agents.chat_tokens import ChatTokens
 from trimtab.agents.conversations import Conversations, Dialogue
@@ -10,7 +11,8 @@ from trimtab.agents.tool_set import BUILT_IN, ToolCatalog, ToolSet
 from trimtab.agents.types import ENDED, OUTCOMES, Call, Conversation, Limits, Message
 
 __all__ = [
-    "BUILT_IN", "CALL_FORMATS", "ENDED", "NEW_ROOTS", "OUTCOMES", "Branch", "Call", "CallFormat", "ChatTokens",
-    "Conversation", "Conversations", "Dialogue", "Endpoint", "EndpointLimits", "Limits", "Message", "ParsedCall",
-    "ReplyTemplate", "RolloutStats", "SealedRollout", "Session", "ToolCatalog", "ToolSet", "read_json_call",
+    "BUILT_IN", "CALL_FORMATS", "ENDED", "NEW_ROOTS", "OUTCOMES", "Access", "AgentPool", "AgentRun", "AgentWorker",
+    "Branch", "Call", "CallFormat", "ChatTokens", "Conversation", "Conversations", "Dialogue", "Endpoint",
+    "EndpointLimits", "Limits", "Message", "ParsedCall", "ReplyTemplate", "RolloutStats", "SealedRollout", "Session",
+    "ToolCatalog", "ToolSet", "read_json_call",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -44,7 +45,7 @@ def _run(command: list[str], asked: bytes) -> bytes:
     """Run a program to its end and kill what it leaves behind; return the end of its standard output."""
     try:
         process = subprocess.Popen(
-            command,
+            [shutil.which(command[0], path=program_path()) or command[0], *command[1:]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -90,14 +91,15 @@ class Tail:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a program: this process's without what looks like a secret.
-
-    `python` is the one that trimtab runs in, which has the openai package.
-    """
+    """Return the environment of a program: this process's without what looks like a secret."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if name in GIVEN or not any(word in name.upper() for word in SECRET)
     }
-    kept["PATH"] = os.pathsep.join(filter(None, (os.path.dirname(sys.executable), kept.get("PATH", os.defpath))))
-    return kept
+    return kept | {"PATH": program_path()}
+
+
+def program_path() -> str:
+    """Return where programs are looked for: `python` is the one that trimtab runs in, which has the openai package."""
+    return os.pathsep.join(filter(None, (os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -9,9 +10,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
+from trimtab.agents.agent_command import program_path
 from trimtab.agents.tool_set import problem_fields
 from trimtab.data import Problem
 from trimtab.own_parts import OwnPartError
+from trimtab.text import shown
 from trimtab.workers import WorkerLimits, WorkerResult, WorkerSession, start_worker, stop_worker
 
 HOST = "trimtab.agents.agent_process:AgentHost@"
@@ -93,6 +96,17 @@ class AgentPool:
         self._stopping = threading.Event()
         self._running: list[Future[None]] = []
         start_worker(self.function)
+
+    def check(self) -> None:
+        """Raise if the agent cannot be loaded, or there is no such program."""
+        if self.command and shutil.which(self.command[0], path=program_path()) is None:
+            raise OwnPartError(f"agent.command: there is no program {shown(self.command[0])}")
+        worker = WorkerSession(self.function)
+        result = worker.call("ready", (), self.limits)
+        worker.close()
+        if result.outcome != "done":
+            _ended(result, self.timeout, HIDDEN)  # raises if it cannot be loaded
+            raise OwnPartError(f"the agent's process does not start: {result.error}")
 
     def start(self, rollouts: int, run: Callable[[int, AgentWorker], None]) -> list[Future[None]]:
         """Begin so many rollouts in threads; `run` is called with the number of each and a worker for it.

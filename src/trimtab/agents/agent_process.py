@@ -24,7 +24,7 @@ from trimtab.text import shown
 from trimtab.workers import kill_descendants
 
 if TYPE_CHECKING:
-    import httpx
+    import openai
 
 MOSTLY_WAITS = True  # for the model
 MAX_PRINTED = 1 << 20  # bytes of one rollout that are passed on
@@ -39,11 +39,14 @@ class AgentHost:
         self.agent = agent
         self.printed = Printed()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.sync_http: httpx.Client | None = None
-        self.async_http: httpx.AsyncClient | None = None
+        self.sync_http: openai.DefaultHttpxClient | None = None
+        self.async_http: openai.DefaultAsyncHttpxClient | None = None
         # The endpoint is on this machine, and a proxy is not the way to it.
         for name in ("no_proxy", "NO_PROXY"):
             os.environ[name] = ",".join(filter(None, (os.environ.get(name), HERE)))
+
+    def ready(self) -> None:
+        """Do nothing: the process has started, and the agent is loaded."""
 
     def run(
         self, fields: Mapping[str, Any], base_url: str, key: str, seed: int, timeout: float, command: list[str]
@@ -89,8 +92,8 @@ class AgentHost:
         finally:
             left = asyncio.all_tasks() - {asyncio.current_task()}
             for task in left:
-                task.cancel()  # type: ignore[union-attr]
-            await asyncio.gather(*left, return_exceptions=True)  # type: ignore[arg-type]
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     def in_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine in this process's event loop, which its connections belong to."""

@@ -124,8 +124,8 @@ class RuleErrors:
 
     found: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
-    def add(self, rule: str, verdict: Verdict, sample: Sample) -> None:
-        """Add a verdict that has an error, or that the rule failed to give."""
+    def add(self, rule: str, verdict: Verdict, sample: Sample, what: str = "rule") -> None:
+        """Add a verdict that has an error, or that the rule failed to give; `what` it is that is called `rule`."""
         if verdict.kind != "crashed" and not verdict.error:
             return
         error = verdict.error or f"the rule {rule} failed on the answer {shorten(sample.problem.answer)!r}"
@@ -136,7 +136,7 @@ class RuleErrors:
         elif len(self.found) < MAX_ERRORS:
             where = {"location": sample.problem.location, "answer": shorten(sample.problem.answer, MAX_EXCERPT)}
             text = {"response": shorten(sample.text, MAX_EXCERPT), "error": error}
-            self.found[key] = {"rule": rule, "count": 1, "kind": verdict.kind, **where, **text}
+            self.found[key] = {"rule": rule, "what": what, "count": 1, "kind": verdict.kind, **where, **text}
 
     @staticmethod
     def merged(parts: Iterable[RuleErrors]) -> RuleErrors:
@@ -160,16 +160,21 @@ def describe_error(record: Mapping[str, Any], path: object) -> str:
     """Return a message that shows an error of a rule in full."""
     where = f"{record['location']}, " if record["location"] else ""
     return (
-        f"warning: step {record['step']}: the rule {record['rule']} failed on {record['count']} responses; the first: "
+        f"warning: step {record['step']}: the {record['what']} {record['rule']} failed on {record['count']} "
+        f"{'rollouts' if record['what'] == 'agent' else 'responses'}; the first: "
         f"{where}{json.dumps(record['response'])}\n{printable(record['error'])}\nFurther errors are in {path}"
     )
 
 
-def crashed_diagnosis(share: float, steps: int, path: object) -> str:
-    """Explain why a run ends whose rules fail on most responses of some steps; of 0 steps: on held-out problems."""
+def crashed_diagnosis(share: float, steps: int, path: object, who: str = "the rules", error: str = "") -> str:
+    """Explain why a run ends whose rules fail on most responses of some steps; of 0 steps: on held-out problems.
+
+    `who` has failed, if not rules, with the last line of `error`.
+    """
     when = "this step" if steps == 1 else f"each of the last {steps} steps"
     what = f"responses in {when}" if steps else "held-out problems"
-    return f"the rules failed on {share:.0%} of the {what}: nothing can be learnt from that. See {path}"
+    said = f" ({shorten(error.strip().splitlines()[-1], MAX_EXCERPT)})" if error.strip() else ""
+    return f"{who} failed on {share:.0%} of the {what}{said}: nothing can be learnt from that. See {path}"
 
 
 FACTS = ("prompt", "source", "tokens", "finished")

@@ -9,6 +9,7 @@ from trimtab.objectives import NotFiniteError
 from trimtab.trainer.config import Config
 from trimtab.trainer.model import UpdateOptions, UpdateResult, update
 from trimtab.trainer.parallel import World
+from trimtab.trainer.train.agents import agent_metrics
 from trimtab.trainer.train.metrics import StepResult, nonfinite_records, step_metrics
 from trimtab.trainer.train.recording import FinishedUpdate, record_step
 from trimtab.trainer.train.rollouts import collect_rollouts, sample_texts
@@ -72,7 +73,9 @@ def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
         record_step(trainer.recorder, progress.step, experience, finished, trainer.objective)
     failpoints.failpoint("step.done")
     leads = trainer.world.leads  # the only one that has texts and verdicts
-    metrics = trainer.world.from_leader(step_metrics(experience, results, trainer.config.reward) if leads else {})
+    ended = [] if trainer.agent_use is None else trainer.agent_use.take_ended()
+    metrics = step_metrics(experience, results, trainer.config.reward) | agent_metrics(ended) if leads else {}
+    metrics = trainer.world.from_leader(metrics)
     metrics |= measured | trainer.take_seconds()
     if trainer.config.update.warmup_steps or trainer.config.decay_steps is not None:
         metrics["update/lr"] = trainer.optimizer.param_groups[0]["lr"]

@@ -20,6 +20,7 @@ from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quant
 from trimtab.text import percent
 from trimtab.trainer.config import TASK_TERM, RewardConfig
 from trimtab.trainer.model import UpdateResult
+from trimtab.trainer.train.agents import AGENT_METRICS
 from trimtab.trainer.train.conversations import CONVERSATION_METRICS, conversation_metrics
 from trimtab.trainer.train.reporting import SampleText
 from trimtab.trainer.train.rollouts import accuracy_by_source, has_reward_spread
@@ -61,7 +62,7 @@ METRICS: dict[str, str] = {
     "time/evaluation": "seconds spent on held-out problems",
     "time/grading": "seconds spent on grading, as part of time/rollout",
     "time/rollout": "seconds spent on sampling, grading and scoring",
-    "time/sampling": "seconds spent on sampling, without waiting for tools, as part of time/rollout",
+    "time/sampling": "seconds spent on sampling, without waiting for tools or agents, as part of time/rollout",
     "time/scoring": "seconds spent on scoring, as part of time/rollout",
     "time/update": "seconds spent on planning and updating",
     "time/warm_start": "seconds spent on the warm start; logged once, at step 0 or 1",
@@ -77,6 +78,7 @@ METRICS: dict[str, str] = {
     "update/loss": "loss of the objective",
     "update/lr": "learning rate of the step; logged only with a warm-up or a schedule",
     "update/skipped": "number of updates that were skipped because of a NaN or infinity",
+    **AGENT_METRICS,
     **CONVERSATION_METRICS,
     **OBJECTIVE_METRICS,
 }
@@ -87,6 +89,7 @@ TIMES = {
     "time/warm_start": "warm start",
     "time/sampling": "sampling",
     "time/tools": "waiting for tools",
+    "time/agents": "waiting for agents",
     "time/grading": "grading",
     "time/scoring": "scoring",
     "time/update": "updates",
@@ -163,7 +166,7 @@ def _response_metrics(responses: Sequence[Sample], config: RewardConfig) -> dict
 
 
 def _conversation_metrics(responses: Sequence[Sample]) -> dict[str, float]:
-    held = [response for response in responses if response.conversation is not None]
+    held = [response for response in responses if response.conversation is not None and response.branch is None]
     conversations = [response.conversation for response in held if response.conversation is not None]
     return conversation_metrics(conversations, [response.has_void_turn for response in held])
 

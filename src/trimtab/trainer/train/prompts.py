@@ -11,6 +11,7 @@ from trimtab.trainer.model import LongPromptError, Policy
 from trimtab.trainer.train.conversations import ToolUse
 
 PROBLEMS_CHECKED, PROMPTS_CHECKED = 1000, 16  # before the first step
+PROMPTS_DECODED = 8  # before the first step, to see that they survive the tokenizer
 PROMPTS_ENCODED = 256  # at a time
 MOST_CHARACTERS = 1 << 15  # of a prompt that is decoded again
 PROMPTS_NAMED = 5  # of those that are left out
@@ -121,6 +122,14 @@ def some_problems(task: Task, count: int) -> list[Problem]:
     """Return up to `count` problems from all over a task."""
     count = min(count, len(task))
     return [task[number * len(task) // count] for number in range(count)]
+
+
+def check_tasks(policy: Policy, tasks: Sequence[Task | None], config: Config, tool_use: ToolUse | None = None) -> None:
+    """Raise at the start of a run for prompts that the model cannot take; the first task is trained on."""
+    for task in filter(None, tasks):
+        check_prompts(policy, some_problems(task, PROMPTS_DECODED), tool_use)
+    if tasks[0] is not None:
+        check_positions(policy, tasks[0], config, tool_use)
 
 
 def check_positions(policy: Policy, task: Task, config: Config, tool_use: ToolUse | None = None) -> None:

@@ -53,7 +53,7 @@ def set_reward(
     void = training and config.void_turns == "exclude" and sample.has_void_turn
     sample.reward = total or 0.0
     sample.terms = values
-    sample.excluded = total is None or void
+    sample.excluded = sample.excluded or total is None or void
 
 
 def _paid(verdict: Verdict, config: RewardConfig) -> float | None:

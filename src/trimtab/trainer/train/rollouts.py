@@ -12,6 +12,7 @@ from trimtab.agents import Conversation
 from trimtab.data import Group, Problem, Sample, SamplingOptions, by_rollout, stream_index
 from trimtab.grading import RuleErrors, Verdict
 from trimtab.text import one_line, shorten
+from trimtab.trainer.train.agents import agent_evaluation_metrics
 from trimtab.trainer.train.conversations import conversation_text, evaluation_metrics, set_verdicts
 from trimtab.trainer.train.prompts import encode_prompts
 from trimtab.trainer.train.reporting import SampleText
@@ -90,19 +91,30 @@ def sample_and_grade(
     own = problems[world.share(len(problems))]
     groups = sample_and_grade_alone(trainer, own, step, options, training) if own else []
     if trainer.policy.sharded and not own:
-        trainer.sampler.sample([], step, options)  # for the other processes: all of them gather the weights
+        _sample_nothing(trainer, step, options)
     if not world.parallel:
         return groups
     tool_errors = [] if trainer.tool_use is None else trainer.tool_use.take_errors()
-    shares = world.collect((groups, trainer.rule_errors, tool_errors))
-    trainer.rule_errors = RuleErrors.merged([errors for _, errors, _ in shares])
+    ended = [] if trainer.agent_use is None else trainer.agent_use.take_ended()
+    shares = world.collect((groups, trainer.rule_errors, tool_errors, ended))
+    trainer.rule_errors = RuleErrors.merged([errors for _, errors, _, _ in shares])
     if trainer.tool_use is not None:
-        trainer.tool_use.errors = [error for _, _, errors in shares for error in errors]
-    groups = [group for share, _, _ in shares for group in share]
+        trainer.tool_use.errors = [error for _, _, errors, _ in shares for error in errors]
+    if trainer.agent_use is not None:
+        trainer.agent_use.ended = [rollout for _, _, _, ended in shares for rollout in ended]
+    groups = [group for share, _, _, _ in shares for group in share]
     if not training:
         return groups
     to_train = world.from_leader([[sample.to_train() for sample in group] for group in groups])
     return groups if world.leads else to_train
+
+
+def _sample_nothing(trainer: Trainer, step: int, options: SamplingOptions) -> None:
+    """Take part in sampling without a problem: all processes of a sharded policy gather its weights."""
+    if trainer.agent_use is not None:
+        trainer.agent_use.sample(trainer.sampler, [], step, options)
+    else:
+        trainer.sampler.sample([], step, options)
 
 
 def sample_and_grade_alone(
@@ -121,16 +133,31 @@ def sample_and_grade_alone(
         refuse_noisy_numbers(samples)
     numbers = [number for number, _ in problems]
     flips = dict(zip(numbers, choose_flips(numbers, step, options, noise), strict=True))
+    left = {id(each): limit - others for each, others in zip(samples, sampled_by_others(samples), strict=True)}
     for graded, found in zip(samples, terms, strict=True):
         _note_errors(trainer, graded, found)
-        set_reward(graded, found, flips[graded.group][graded.response.sample], rewards, limit, training)
+        flip = flips[graded.group][graded.response.sample]
+        set_reward(graded, found, flip, rewards, left[id(graded)], training)
+    if trainer.agent_use is not None:
+        trainer.rule_errors = RuleErrors.merged([trainer.rule_errors, trainer.agent_use.take_errors()])
     return groups
+
+
+def sampled_by_others(samples: Sequence[Sample]) -> list[int]:
+    """Return for each sample how many tokens the other branches of its rollout have sampled."""
+    totals = {id(branch): sum(b.response.num_sampled for b in own) for own in by_rollout(samples) for branch in own}
+    return [totals[id(each)] - each.response.num_sampled for each in samples]
 
 
 def sample(
     trainer: Trainer, problems: Sequence[tuple[int, Problem]], step: int, options: SamplingOptions
 ) -> list[Group]:
-    """Sample responses to numbered problems; with tools they are conversations, whose last messages are graded."""
+    """Sample responses to numbered problems; with tools they are conversations, whose last messages are graded.
+
+    Of an agent they are the branches of its rollouts, of which some are graded already, and some excluded.
+    """
+    if trainer.agent_use is not None:
+        return trainer.agent_use.sample(trainer.sampler, problems, step, options)
     limits, policy, tool_use = trainer.config.rollout, trainer.policy, trainer.tool_use
     prompts = encode_prompts(policy, problems, limits.max_prompt_tokens, limits.max_new_tokens, tool_use)
     held: list[Conversation | None]
@@ -155,7 +182,8 @@ def sample(
 
 
 def _note_errors(trainer: Trainer, sample: Sample, terms: Mapping[str, Verdict]) -> None:
-    trainer.rule_errors.add(sample.problem.rule, sample.verdict, sample)
+    if not sample.excluded:  # else it is the agent's, and noted by it
+        trainer.rule_errors.add(sample.problem.rule, sample.verdict, sample)
     for name, verdict in terms.items():
         trainer.rule_errors.add(trainer.config.reward.terms[name].rule, verdict, sample)
 
@@ -219,8 +247,9 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
     seconds = dict(trainer.seconds)  # an evaluation's sampling and grading are not the training's
     groups = sample_and_grade(trainer, problems, -1, config.sampling_options(samples=1, temperature=0.0))
     trainer.seconds = seconds
-    if trainer.tool_use is not None:
-        trainer.tool_use.take_times()
+    for used in (trainer.tool_use, trainer.agent_use):
+        if used is not None:
+            used.take_times()
     return trainer.world.from_leader(_evaluation_metrics(trainer, problems, groups) if trainer.world.leads else {})
 
 
@@ -243,6 +272,8 @@ def _evaluation_metrics(
         metrics["eval/problems"] = len(problems)
     if trainer.tool_use is not None:
         metrics |= evaluation_metrics([group[0].conversation for group in groups if group[0].conversation is not None])
+    if trainer.agent_use is not None:
+        metrics |= agent_evaluation_metrics(trainer.agent_use.take_ended())
     return metrics
 
 

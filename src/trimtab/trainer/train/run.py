@@ -36,7 +36,7 @@ from trimtab.trainer.train.metrics import (
     no_signal_diagnosis,
     slow_grading_advice,
 )
-from trimtab.trainer.train.prompts import check_positions, check_prompts, some_problems
+from trimtab.trainer.train.prompts import check_tasks
 from trimtab.trainer.train.recording import start_recording
 from trimtab.trainer.train.reporting import Loggers, Reporter, SilentReporter, announce_stop
 from trimtab.trainer.train.rollouts import evaluate
@@ -49,7 +49,6 @@ from trimtab.workers import keep_output
 MOSTLY_CRASHED = 0.5  # share of the responses of a step on which rules failed
 MAX_CRASHED_STEPS = 3  # such steps in a row
 SLOW_STEPS = 3  # steps in a row that grading takes most of: the first waits for the graders to start
-PROMPTS_DECODED = 8  # before the first step, to see that they survive the tokenizer
 KEEP_ALARM_CHECKPOINTS = 10  # an alarm that is raised again and again must not fill the disk
 
 
@@ -73,6 +72,7 @@ class Run:
     _failed_rules: set[str] = field(default_factory=set)  # whose errors have been shown
     _first_step: int = 0  # of this process
     _crashed_steps: int = 0  # in a row
+    _agent_error: str = ""  # the newest
     _slow_steps: int = 0  # in a row
     _output_named: bool = False  # whether the file with what rules print has been named
     _best: BestEvaluation | None = None
@@ -112,9 +112,8 @@ class Run:
         trainer.together(_keep_output, self.folder.rule_output)
         repeats = repeated_problems(self.config, trainer.task, trainer.test_task)
         trainer.seen_share = len(repeats.seen) / max(repeats.held_out, 1)
-        for task in filter(None, (trainer.task, trainer.test_task)):
-            check_prompts(trainer.policy, some_problems(task, PROMPTS_DECODED), trainer.tool_use)
-        check_positions(trainer.policy, trainer.task, self.config, trainer.tool_use)
+        if trainer.agent_use is None:  # an agent writes its prompts itself
+            check_tasks(trainer.policy, [trainer.task, trainer.test_task], self.config, trainer.tool_use)
         for sentence in repeats.describe():
             message(f"warning: {sentence}")
         for note in [] if trainer.tool_use is None else trainer.tool_use.template.notes:
@@ -379,15 +378,18 @@ class Run:
         """Keep the errors of rules in a file, and show the first of each rule, and of each tool, in full."""
         for error in [] if self.trainer.tool_use is None else self.trainer.tool_use.take_errors():
             self.reporter.message(f"warning: a tool failed; the model was told so:\n{printable(error)}")
+        self._agent_error = ""
         for record in self.trainer.rule_errors.take(self.progress.step):
             self._append(self.folder.rule_errors, record)
+            if record["what"] == "agent":
+                self._agent_error = record["error"]
             if record["rule"] not in self._failed_rules:
                 self._failed_rules.add(record["rule"])
                 self.reporter.message(describe_error(record, self.folder.rule_errors))
         output = self.folder.rule_output
         if not self._output_named and output.exists() and output.stat().st_size:
             self._output_named = True
-            self.reporter.message(f"note: a rule or tool of yours prints; it goes to {output}")
+            self.reporter.message(f"note: a rule, tool or agent of yours prints; it goes to {output}")
 
     def _check_rules(self, metrics: dict[str, float]) -> None:
         """Stop the run if its rules fail on most responses: at once at its start and end, else after some steps."""
@@ -436,8 +438,9 @@ class Run:
                 self.reporter.message(slow_grading_advice(metrics))
 
     def _stop_for_rules(self, share: float) -> RunStoppedError:
-        diagnosis = crashed_diagnosis(share, self._crashed_steps, self.folder.rule_errors)
-        return self._stop(StopReason.RULES, f"{diagnosis}. With the rule mended: {self.resume_command}")
+        who = "the agent" if self._agent_error else "the rules"
+        diagnosis = crashed_diagnosis(share, self._crashed_steps, self.folder.rule_errors, who, self._agent_error)
+        return self._stop(StopReason.RULES, f"{diagnosis}. With that mended: {self.resume_command}")
 
     def _check_alarms(self, record: dict[str, float]) -> list[Alarm]:
         """Handle the alarms of a step; return those that stop the run."""

@@ -24,6 +24,7 @@ from trimtab.trainer.config import Config
 from trimtab.trainer.model import Policy, make_optimizer, pick_device, with_shared_prompts
 from trimtab.trainer.parallel import ShardedOptimizer, World
 from trimtab.trainer.sampling import NativeSampler, OwnSampler
+from trimtab.trainer.train.agents import AgentUse, build_agent_pool, build_agent_use
 from trimtab.trainer.train.build import build_policy, build_reference, build_sampler, build_tasks
 from trimtab.trainer.train.conversations import ToolUse, build_tool_use, build_tools
 from trimtab.trainer.train.prompts import drop_long_prompts
@@ -64,6 +65,7 @@ class Trainer:
     recorder: Recorder | None = None
     rule_errors: RuleErrors = field(default_factory=RuleErrors)
     tool_use: ToolUse | None = None
+    agent_use: AgentUse | None = None
     seen_share: float = 0.0  # of the held-out problems, that are also trained on
     world: World = field(default_factory=World)
     seconds: dict[str, float] = field(default_factory=dict)  # by metric, since they were taken
@@ -99,14 +101,15 @@ class Trainer:
             after_each()
 
     def close(self) -> None:
-        """End the processes of tools, and let the ranks that follow end."""
+        """End the processes of tools and agents, and let the ranks that follow end."""
         self.world.end_watch()
         # In the middle of a call they wait for something else; they end when this process does.
         if self.world.leads and not self._calling:
             self.world.send(None)
             self._calling = True
-        if self.tool_use is not None:
-            self.tool_use.close()
+        for used in (self.tool_use, self.agent_use):
+            if used is not None:
+                used.close()
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -124,6 +127,9 @@ class Trainer:
         if self.tool_use is not None and "time/sampling" in taken:
             taken |= self.tool_use.take_times()
             taken["time/sampling"] -= taken["time/tools"]
+        if self.agent_use is not None and "time/sampling" in taken:
+            taken |= self.agent_use.take_times()
+            taken["time/sampling"] -= taken["time/agents"]
         return taken
 
     def set_learning_rate(self, step: int) -> None:
@@ -165,7 +171,8 @@ def build_trainer(
         _check_shard(config, world)
     # Problems and rules before the model: what is wrong with them is then known in seconds.
     task, test_task = build_tasks(config) if problems is None else problems
-    tools = build_tools(config)
+    tools, agents = build_tools(config), build_agent_pool(config)
+    agent_use = None
     try:
         policy, reference = build_policy(config, world=world), build_reference(config, world)
         if config.update.shared_prompts:
@@ -174,17 +181,20 @@ def build_trainer(
         sampler, tool_use = build_sampler(policy, config.rollout), build_tool_use(config, policy, tools)
         if tool_use is not None and isinstance(sampler, OwnSampler):
             sampler.require_turns()
+        agent_use = build_agent_use(config, policy, sampler, agents)
         if config.update.old_stats == "sampled":
             sampler = _with_moments(sampler, world)
         with warnings.catch_warnings():
             if not world.leads:  # rank 0 says it
                 warnings.simplefilter("ignore")
-            task = drop_long_prompts(policy, task, config, tool_use)
-            if test_task is not None:
+            if agents is None:
+                task = drop_long_prompts(policy, task, config, tool_use)
+            if agents is None and test_task is not None:
                 test_task = drop_long_prompts(policy, test_task, config, tool_use)
     except BaseException:
-        if tools is not None:
-            tools.close()
+        for started in (tools, agent_use or agents):
+            if started is not None:
+                started.close()
         raise
     return Trainer(
         config=config,
@@ -196,6 +206,7 @@ def build_trainer(
         optimizer=make_optimizer(policy, config.update.lr, config.update.betas, config.update.weight_decay, world),
         reference=reference,
         tool_use=tool_use,
+        agent_use=agent_use,
         world=world,
     )
 
