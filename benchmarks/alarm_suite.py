@@ -315,6 +315,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "length_drift": ("long_answer", "repetition"),
     # Runs of addition have no tools: tests/insight/test_alarms_tools.py.
     **dict.fromkeys(("failing_calls", "void_turns", "calls_vanish", "tool_wait"), ()),
+    "agent": (),  # nor an agent: tests/insight/test_alarms_tools.py
     "reward_hacking": ("hackable", "long_answer", "repetition", "surprise"),
     "reward_drop": ("lr_high", "lr_ramp", "lr_ramp_stapo", "off_policy", "no_clip", "hackable", "rare_mask"),
     "collapse": ("lr_high", "lr_ramp", "lr_ramp_stapo", "off_policy", "no_clip"),

@@ -27,7 +27,7 @@ from trimtab.record import HOLD_STEPS, find_collapse
 from trimtab.trainer.config import AlarmsConfig, load
 from trimtab.trainer.train.metrics import METRICS
 
-ADVISED = ("update", "objective", "rollout", "reward", "task", "tools")  # sections of a recipe
+ADVISED = ("update", "objective", "rollout", "reward", "task", "tools", "agent")  # sections of a recipe
 TROUBLE = 40  # the step after which a run goes wrong
 
 

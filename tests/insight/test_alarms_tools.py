@@ -75,3 +75,19 @@ def test_calls_that_fail_from_the_first_step_to_the_last_ring() -> None:
 def test_a_run_without_tools_does_without_these_alarms() -> None:
     assert rings(**dict.fromkeys(HEALTHY)) == {}
     assert set(TOOL_ALARMS) < set(ALARM_KINDS)
+
+
+@pytest.mark.parametrize("metric", ["agent__failed_share", "agent__timeout_share"])
+def test_an_agent_that_goes_on_failing_rings_its_alarm_and_not_that_of_rules(metric: str) -> None:
+    healthy = {"agent__failed_share": 0.0, "agent__timeout_share": 0.0, "reward__crashed_share": 0.0}
+    assert first_rings(made_run(noise=0.0, **healthy)) == {}
+    broken = healthy | {metric: after(TROUBLE, 0.2, 0.0), "reward__crashed_share": after(TROUBLE, 0.2, 0.0)}
+    found = alarms_of(made_run(noise=0.0, **broken))
+    assert {alarm.alarm for alarm in found} == {"agent"}
+    assert TROUBLE < found[0].step <= TROUBLE + 5
+    assert "20 % of the rollouts" in found[0].message or "20 % took too long" in found[0].message
+
+
+def test_one_step_in_which_agents_fail_rings_nothing() -> None:
+    once = {"agent__failed_share": lambda step: 0.3 * (step == TROUBLE), "agent__timeout_share": 0.0}
+    assert "agent" not in first_rings(made_run(noise=0.0, **once))

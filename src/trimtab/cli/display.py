@@ -40,6 +40,7 @@ CURVES = (
     "eval/accuracy",
     "eval/score",
     "conversation/called_share",
+    "agent/requests_mean",
     "response/length_mean",
 )
 PLAIN_COLUMNS = {
@@ -47,6 +48,8 @@ PLAIN_COLUMNS = {
     "eval/accuracy": "held-out",
     "eval/score": "held-out score",
     "conversation/called_share": "calls",
+    "agent/requests_mean": "requests",
+    "agent/branches_mean": "branches",
     "response/length_mean": "length",
     "response/truncated_share": "truncated",
     "policy/entropy": "entropy",
@@ -72,6 +75,19 @@ def tool_figures(metrics: Mapping[str, float]) -> str:
     failed = [f"{metrics[key]:.0f} {key.removeprefix('tools/').replace('_', ' ')}" for key in known if metrics[key]]
     waited = metrics.get("time/tools_wait_share", 0.0)
     parts = [f"{turns:.2f} turns", f"{metrics.get('tools/calls', 0):.0f} calls", *failed, f"waited {percent(waited)}"]
+    return ", ".join(parts)
+
+
+def agent_figures(metrics: Mapping[str, float]) -> str:
+    """Return a step's rollouts by an agent in words: branches, failures, and how long agents were waited for."""
+    failures = {"failed": "agent/failed_share", "too late": "agent/timeout_share"}
+    failed = [f"{percent(metrics[key])} {word}" for word, key in failures.items() if metrics.get(key)]
+    parts = [
+        f"{metrics.get('agent/branches_mean', 0.0):.2f} branches",
+        f"{percent(metrics.get('agent/merged_share', 0.0))} of the requests go on",
+        *failed,
+        f"waited {percent(metrics.get('time/agents_wait_share', 0.0))}",
+    ]
     return ", ".join(parts)
 
 
@@ -259,6 +275,10 @@ class RunDisplay:
             called = percent(last["conversation/called_share"])
             lines.append(_row("calls", called, _curve(self.history["conversation/called_share"], space, bars)))
             lines.append(_row("tools", "", tool_figures(last)))
+        if "agent/requests_mean" in last:
+            curve = _curve(self.history["agent/requests_mean"], space, bars)
+            lines.append(_row("requests", number(last["agent/requests_mean"]), curve))
+            lines.append(_row("agent", "", agent_figures(last)))
         words = control_words(last, self.target_entropy)
         words += "  " if words else ""
         curve = _curve(self.history["policy/entropy"], space - len(words), bars)

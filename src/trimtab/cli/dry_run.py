@@ -39,7 +39,7 @@ def describe_dry_run(config: Config, gpus: int | None = None) -> str:
     problems = _problems(config)
     lines = config.build_objective().explain().splitlines()
     lines += ["", "One step", *_step(config), "", "The run", *_run(config, problems)]
-    if problems is not None:
+    if problems is not None and not config.has_agent:  # an agent writes its prompts itself
         lines += ["", "Prompts", *describe_prompts(config, *problems)]
     lines += ["", "Memory", *_memory(config), *describe_estimate(config, gpus=gpus)]
     # Comments, so that the whole output is a recipe again: `--dry-run > mine.toml`.
@@ -65,6 +65,16 @@ def _step(config: Config) -> list[str]:
         )
     if len(sizes) * passes == 1:
         lines.append("  with one update per step the policy is the one that sampled: ratios are 1, nothing is clipped")
+    if config.has_agent:
+        agent = config.agent
+        named = " ".join(agent.command) or str(config.agent_function)
+        lines += [
+            f"  the agent {printable(named)} runs once for each, at most {agent.concurrency:,} at a time, for at most "
+            f"{agent.timeout:g} s (agent.concurrency, agent.timeout)",
+            f"  a rollout samples at most {rollout.max_new_tokens:,} tokens in all, and messages and answer of a "
+            f"request have at most {rollout.max_prompt_tokens + rollout.max_new_tokens:,} (rollout.max_new_tokens, "
+            "rollout.max_prompt_tokens)",
+        ]
     if config.reward.terms:
         weights = {TASK_TERM: config.reward.weight} | {name: term.weight for name, term in config.reward.terms.items()}
         total = " + ".join(f"{weight:g} x {name}" for name, weight in weights.items())

@@ -196,6 +196,11 @@ class Thresholds:
         0.5, "share of the sampling time; above it, the sampler waits longer than it samples"
     )
 
+    # Agents
+    agent_failed_share: float = _threshold(
+        0.05, "share of rollouts in which the agent failed or took too long; a few may be a network's fault"
+    )
+
     # Rewards
     crashed_share: float = _threshold(
         0.01, "share of responses on which rules failed; fewer can be a few bad rows in a dataset"

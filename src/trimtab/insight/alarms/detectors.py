@@ -9,6 +9,7 @@ from trimtab.insight.alarms.detector_input import DetectorInput, Finding, percen
 from trimtab.trainer.train import TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS
 
 ENTROPY = "policy/entropy"
+AGENT_FAILURES = ("agent/failed_share", "agent/timeout_share")
 LARGEST_LOG = 700.0  # whose exponential a float holds: a log of another trainer may hold anything
 CONTROL_ADVICE = {
     "leverage": "Without mixed groups no weights can steer: train on other problems, raise rollout.samples, or set "
@@ -279,9 +280,12 @@ def rule_errors(run: DetectorInput) -> Finding | None:
     limit = run.limits.crashed_share
     # Only the newest step: this figure is not noisy, and every step with errors teaches less.
     newest = run.history.last(metric, 1)
-    if not newest or newest[0] <= limit:
+    if not newest:
         return None
-    message = f"rules failed on {percent(newest[0])} of the responses, which are not graded"
+    failed = newest[0] - _lost_rollouts(run)  # an agent has an alarm of its own
+    if failed <= limit:
+        return None
+    message = f"rules failed on {percent(failed)} of the responses, which are not graded"
     return Finding(message, {metric: {"now": newest[0], "limit": limit}})
 
 
@@ -454,6 +458,22 @@ def calls_vanish(run: DetectorInput) -> Finding | None:
         return None
     message = f"{percent(shift.now)} of the conversations have a successful call; at the start {percent(shift.start)}"
     return Finding(message, shift.evidence)
+
+
+def agent(run: DetectorInput) -> Finding | None:
+    """Detect an agent that goes on failing, or taking too long."""
+    limit = run.limits.agent_failed_share
+    lost = _lost_rollouts(run)
+    if lost <= limit:
+        return None
+    found = {metric: {"now": run.history.last(metric, 1)[0], "limit": limit} for metric in AGENT_FAILURES}
+    failed, late = (found[metric]["now"] for metric in AGENT_FAILURES)
+    return Finding(f"the agent failed in {percent(failed)} of the rollouts, and {percent(late)} took too long", found)
+
+
+def _lost_rollouts(run: DetectorInput) -> float:
+    """Return the share of the newest step's rollouts in which an agent failed or took too long."""
+    return sum(sum(run.history.last(metric, 1)) for metric in AGENT_FAILURES)
 
 
 def tool_wait(run: DetectorInput) -> Finding | None:

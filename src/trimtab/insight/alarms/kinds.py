@@ -105,7 +105,7 @@ ALARM_KINDS: dict[str, AlarmKind] = {
     ),
     "rule_errors": AlarmKind(
         detectors.rule_errors,
-        ("reward/crashed_share",),
+        ("reward/crashed_share", *detectors.AGENT_FAILURES),
         ("crashed_share",),
         "Read rule_errors.jsonl in the run's folder, and fix the rule (of the task or of reward.terms) or the rows "
         "that it names; reward.crashed sets what such responses get",
@@ -157,6 +157,13 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         ("tool_wait_share",),
         "Raise tools.workers if cores are idle, lower tools.timeout, make the tool faster, or sample more "
         "conversations at the same time: rollout.prompts, rollout.samples",
+    ),
+    "agent": AlarmKind(
+        detectors.agent,
+        detectors.AGENT_FAILURES,
+        ("agent_failed_share",),
+        "Read rule_errors.jsonl in the run's folder, which has the agent's errors. If rollouts take too long, raise "
+        "agent.timeout or lower agent.concurrency; agent.on_timeout sets what such rollouts get",
     ),
     "reward_hacking": AlarmKind(
         detectors.reward_hacking,

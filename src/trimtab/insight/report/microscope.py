@@ -304,6 +304,7 @@ def response_json(
     return {
         **{name: truncated(str(text), LONGEST_PROMPT) for name, text in texts.items()},
         "rewards": _rewards(step, excerpt.response),
+        "rollout": _rollout(step, excerpt.response),
         "finished": bool(step.responses["finished"][excerpt.response]),
         "ended": truncated(str(step.responses["ended"][excerpt.response]), 60) if "ended" in step.responses else "",
         "pieces": [truncated(piece, LONGEST_TOKEN) for piece in vocabulary.pieces(ids)],
@@ -322,6 +323,21 @@ def _rewards(step: RecordedStep, response: int) -> dict[str, float]:
         return {truncated(str(name), 40): float(value) for name, value in list(found.items())[:MOST_REWARDS]}
     except (ValueError, TypeError, AttributeError, RecursionError):
         return {}
+
+
+def _rollout(step: RecordedStep, response: int) -> dict[str, int]:
+    """Return which branch of which rollout a response is, counted from 1; nothing for one that is no branch."""
+    rollouts = step.rollouts
+    if rollouts is None:
+        return {}
+    names = ("group", "sample", "branch")
+    group, sample, branch = (int(step.responses[name][response]) for name in names)
+    return {
+        "prompt": group,
+        "sample": sample + 1,
+        "branch": branch + 1,
+        "branches": rollouts.count(rollouts[response]),
+    }
 
 
 def _effects_json(effects: TokenEffects, tokens: slice) -> dict[str, Any]:

@@ -348,6 +348,7 @@ class AlarmsConfig(Section):
         None, description="the policy stops calling its tools without a gain in accuracy"
     )
     tool_wait: Action | None = Field(None, description="sampling spends much of its time waiting for tools")
+    agent: Action | None = Field(None, description="the agent fails or takes too long in many rollouts")
     reward_hacking: Action | None = Field(None, description="the reward rises but held-out accuracy does not")
     reward_drop: Action | None = Field(None, description="reward or held-out accuracy falls far below its best value")
     collapse: Action | None = Field(

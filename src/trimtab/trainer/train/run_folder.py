@@ -59,6 +59,7 @@ CHANGEABLE_ON_RESUME: dict[str, Any] = {
         "python_path", "threads", "device",
     },
     "model": {"shard"},
+    "agent": {"concurrency"},
     "update": {"on_nonfinite"},
     "rollout": {"kv_cache_memory", "vllm_gpu_memory_utilization", "vllm_options"},
     "record": True,

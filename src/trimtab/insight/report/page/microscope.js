@@ -158,14 +158,21 @@ function rewardTexts(held) {
   return texts.length ? ` (${texts.join(", ")})` : "";
 }
 
+// Which branch of an agent's rollout it is; its prompt is then all that the model had read before.
+function rolloutText(held) {
+  if (!held.rollout || held.rollout.branch === undefined) return "";
+  const { prompt, sample, branch, branches } = held.rollout;
+  return `. Branch ${branch} of ${branches} of rollout ${sample} of prompt ${prompt}`;
+}
+
 function promptBox(held, entry) {
   return el("div", { class: "prompt" },
     el("p", { class: "meaning" }, `step ${count(entry.step)}, response ${entry.response}: ${verdictMark(entry.verdict)}, ` +
       `reward ${formatNumber(entry.reward)}${rewardTexts(held)}` +
       `${held.finished ? "" : ", truncated"}${held.answer ? `. Right answer: ${held.answer}` : ""}${held.extracted ? `, extracted: ${held.extracted}` : ""}` +
-      `${held.source ? ` (${held.source})` : ""}`),
+      `${held.source ? ` (${held.source})` : ""}${rolloutText(held)}`),
     conversationText(entry, held) ? el("p", { class: "meaning" }, conversationText(entry, held)) : null,
-    el("details", { open: held.prompt.length < 400 }, el("summary", {}, "Prompt"), el("pre", { class: "text" }, held.prompt)));
+    el("details", { open: held.prompt.length < 400 }, el("summary", {}, rolloutText(held) ? "Context" : "Prompt"), el("pre", { class: "text" }, held.prompt)));
 }
 
 function microscopeControls(data, run, state, act) {
