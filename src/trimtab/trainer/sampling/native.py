@@ -7,8 +7,8 @@ what else is in the batch changes a sample through rounding alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from typing import Any
@@ -19,11 +19,10 @@ from torch import Tensor
 from trimtab.data import PromptTokens, Reply, Requests, Response, SamplingOptions, Turns, check_prompts
 from trimtab.objectives import moments
 from trimtab.trainer.parallel import gathered_layers
+from trimtab.trainer.sampling.decode_engine import COMPACT_BELOW, DecodeEngine
+from trimtab.trainer.sampling.request_queue import RequestQueue, ServedSequence
 from trimtab.trainer.sampling.sampling import rng_keys, sample_tokens
 from trimtab.trainer.sampling.sequence import SampledSequence, new_sequences, waiting_for
-
-# Drop finished rows only when fewer than this share is unfinished: dropping copies the whole KV cache.
-COMPACT_BELOW = 0.75
 
 
 @dataclass
@@ -46,24 +45,37 @@ class NativeSampler:
         """Return `options.samples` responses for each prompt, in order."""
         vocab_size = self.model.get_input_embeddings().num_embeddings
         check_prompts(prompts, vocab_size)
+        with self._evaluating():
+            return self._sample(prompts, step, options, turns, vocab_size)
+
+    @torch.no_grad()
+    def serve(self, requests: Requests, options: SamplingOptions) -> None:
+        """Answer requests until there are no more; the processes of a sharded policy call it together."""
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        with self._evaluating(), self.autocast():
+            engine = self._engine(options, merges=True, with_moments=self.with_moments)
+            _serve(engine, RequestQueue(requests, self.eos_token_ids, vocab_size))
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Switch the model to evaluation in the block, with all of its layers on this process."""
         was_training = self.model.training
         self.model.eval()
-        with gathered_layers(self.model):
-            groups = self._sample(prompts, step, options, turns, vocab_size)
-        self.model.train(was_training)
-        return groups
+        try:
+            with gathered_layers(self.model):
+                yield
+        finally:
+            self.model.train(was_training)
 
-    def serve(self, requests: Requests, options: SamplingOptions) -> None:
-        """Answer requests until there are no more."""
-        raise NotImplementedError
+    def _engine(self, options: SamplingOptions, merges: bool = False, with_moments: bool = False) -> DecodeEngine:
+        return DecodeEngine(self.model, self.eos_token_ids, self.pad_token_id, options, merges, with_moments)
 
     def _sample(
         self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None, vocab_size: int
     ) -> list[list[Response]]:
         if turns is not None and prompts:
             with self.autocast():
-                sides = self.model, self.eos_token_ids, self.pad_token_id, options, turns, vocab_size
-                sequences = NativeConversations(*sides).run(prompts, step)
+                sequences = NativeConversations(self._engine(options), turns, vocab_size).run(prompts, step)
             return [[sequence.response(self.eos_token_ids) for sequence in group] for group in sequences]
         prompts_per_batch = max(1, options.batch_size // options.samples)
         groups: list[list[Response]] = []
@@ -182,39 +194,10 @@ REPLY_ROUNDS = 16
 
 
 @dataclass
-class _Batch:
-    """Sequences that are decoded together, one row of the cache each; None where a sequence has left."""
-
-    rows: list[SampledSequence | None]
-    keys: Tensor
-    mask: Tensor  # attention mask, one column per token in the cache
-    logits: Tensor  # of the next token
-    cache: Any
-
-    @property
-    def size(self) -> int:
-        """How many sequences are still decoded."""
-        return sum(row is not None for row in self.rows)
-
-    def compact(self, token: Tensor) -> Tensor:
-        """Drop rows without a sequence once they are many; return the tokens of the rows that remain."""
-        if self.size >= COMPACT_BELOW * len(self.rows):
-            return token
-        kept = [row for row, sequence in enumerate(self.rows) if sequence is not None]
-        keep = torch.tensor(kept, device=token.device)
-        self.cache.batch_select_indices(keep)
-        self.rows, self.keys, self.mask = [self.rows[row] for row in kept], self.keys[keep], self.mask[keep]
-        return token[keep]
-
-
-@dataclass
 class NativeConversations:
-    """Decodes conversations with a model's own forward; `turns` is the other side."""
+    """Decodes conversations; `turns` is the other side."""
 
-    model: Any
-    eos_token_ids: frozenset[int]
-    pad_token_id: int
-    options: SamplingOptions
+    engine: DecodeEngine
     turns: Turns
     vocab_size: int
     _waiting: dict[tuple[int, int], tuple[SampledSequence, int]] = field(default_factory=dict)  # until which round
@@ -222,22 +205,21 @@ class NativeConversations:
 
     def run(self, prompts: Sequence[PromptTokens], step: int) -> list[list[SampledSequence]]:
         """Return the finished sequences of each prompt."""
-        groups = new_sequences(prompts, step, self.options)
+        options = self.engine.options
+        groups = new_sequences(prompts, step, options)
         ready = deque(sequence for group in groups for sequence in group)
-        batches: list[_Batch] = []
         for number in count():
-            ready += self._returning(number, idle=not ready and not batches)
-            if not (ready or batches or self._waiting):
+            ready += self._returning(number, idle=not ready and not self.engine.batches)
+            if not (ready or self.engine.batches or self._waiting):
                 break
-            running = sum(batch.size for batch in batches)
-            joining = min(len(ready), self.options.batch_size - running)
+            running = self.engine.running
+            joining = min(len(ready), options.batch_size - running)
             if joining > JOIN_SHARE * running:
-                batches.append(self._prefill([ready.popleft() for _ in range(joining)]))
-            for batch in batches:
-                for sequence in self._decode(batch):
+                self.engine.join([ready.popleft() for _ in range(joining)])
+            for sequence in self.engine.step():
+                if sequence.is_finished(self.engine.eos_token_ids):
                     self._waiting[sequence.where] = sequence, number + REPLY_ROUNDS
                     sequence.submit(self.turns)
-            batches = [batch for batch in batches if batch.size]
         return groups
 
     def _returning(self, number: int, idle: bool) -> list[SampledSequence]:
@@ -249,48 +231,41 @@ class NativeConversations:
             for reply in self.turns.replies(block=True):
                 self._come[waiting_for(reply, self._waiting.keys() - self._come.keys())] = reply
         returned = [(self._waiting.pop(where)[0], self._come.pop(where)) for where in due]
-        limits = self.turns, self.options.max_new_tokens, self.vocab_size
-        return [sequence for sequence, reply in returned if sequence.observe(reply, *limits)]
+        return [sequence for sequence, reply in returned if sequence.observe(reply, self.turns, self.vocab_size)]
 
-    def _prefill(self, sequences: list[SampledSequence]) -> _Batch:
-        """Start a batch; what several sequences have in full, as the samples of a prompt do, is prefilled once."""
-        device = next(self.model.parameters()).device
-        distinct: dict[tuple[int, ...], int] = {}
-        row = torch.tensor([distinct.setdefault(tuple(each.ids), len(distinct)) for each in sequences], device=device)
-        width = max(map(len, distinct))
-        ids = torch.tensor([[self.pad_token_id] * (width - len(each)) + list(each) for each in distinct], device=device)
-        mask = torch.tensor([[0] * (width - len(each)) + [1] * len(each) for each in distinct], device=device)
-        keys = torch.tensor([sequence.key for sequence in sequences], device=device)
-        batch = _Batch(list(sequences), keys, mask, torch.empty(0), None)
-        self._forward(batch, ids, (mask.cumsum(1) - 1).clamp(min=0))
-        if len(distinct) < len(sequences):
-            batch.cache.batch_select_indices(row)
-            batch.mask, batch.logits = batch.mask[row], batch.logits[row]
-        return batch
 
-    def _decode(self, batch: _Batch) -> list[SampledSequence]:
-        """Sample a token for every row, and run it; return the sequences whose message it ended."""
-        ended = []
-        position = torch.tensor([row.num_sampled if row else 0 for row in batch.rows], device=batch.keys.device)
-        token, logp = sample_tokens(batch.logits, batch.keys, position, self.options)
-        for row, (each, its_logp) in enumerate(zip(token.tolist(), logp.tolist(), strict=True)):
-            sequence = batch.rows[row]
-            if sequence is None:
-                continue
-            sequence.tokens.append(each)
-            sequence.logp.append(its_logp)
-            is_end = each in self.eos_token_ids
-            ended += [sequence] if is_end else []
-            if is_end or sequence.num_sampled == self.options.max_new_tokens:
-                batch.rows[row] = None
-        if batch.size:
-            token = batch.compact(token)
-            batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(token), 1)], dim=1)
-            self._forward(batch, token[:, None], batch.mask.sum(1, keepdim=True) - 1)
-        return ended
+# Requests join what is running once they are `JOIN_SHARE` of it, or after so many rounds: a prefill delays all others
+# by about a round.
+JOIN_ROUNDS = 4
+MAX_PREFILL_TOKENS = 32_768  # of the requests that join in one round, padding included
 
-    def _forward(self, batch: _Batch, ids: Tensor, position: Tensor) -> None:
-        """Run tokens of every row, add their keys and values to the cache, and set the next token's logits."""
-        inputs = {"input_ids": ids, "attention_mask": batch.mask, "position_ids": position}
-        out = self.model(**inputs, past_key_values=batch.cache, use_cache=True, logits_to_keep=1)
-        batch.cache, batch.logits = out.past_key_values, out.logits[:, -1]
+
+def _serve(engine: DecodeEngine, queue: RequestQueue) -> None:
+    """Answer requests until there are no more."""
+    ready: deque[ServedSequence] = deque()
+    waited = 0
+    while True:
+        ready += queue.take(block=not (ready or engine.batches))
+        ready = deque(sequence for sequence in ready if not sequence.request.cancelled)
+        if not (ready or engine.batches):
+            if queue.closed:
+                return
+            continue
+        running = engine.running
+        joining = min(_prefill_together(ready), engine.options.batch_size - running)
+        waited = waited + 1 if joining else 0
+        if joining > JOIN_SHARE * running or waited > JOIN_ROUNDS:
+            engine.join([ready.popleft() for _ in range(joining)])
+            waited = 0
+        for sequence in engine.step():
+            queue.answer(sequence)
+
+
+def _prefill_together(ready: Sequence[ServedSequence]) -> int:
+    """Return how many of the first requests, but one at least, fit into a prefill."""
+    longest = 0
+    for number, sequence in enumerate(ready):
+        longest = max(longest, len(sequence.prompt))
+        if number and (number + 1) * longest > MAX_PREFILL_TOKENS:
+            return number
+    return len(ready)

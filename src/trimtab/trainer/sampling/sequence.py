@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from trimtab.data import PromptTokens, Reply, Response, SamplingOptions, Turns
 from trimtab.trainer.sampling.sampling import rng_keys
 
@@ -22,7 +24,24 @@ class SampledSequence:
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     observed: list[tuple[int, int]] = field(default_factory=list)
+    moments: list[list[float]] = field(default_factory=list)  # of sampled tokens, if the sampler was asked for them
     prompt_index: int = 0
+    max_new_tokens: int = 2**31 - 1
+
+    def append(self, token: int, logp: float, moments: list[float]) -> None:
+        """Append a sampled token; `moments` is empty if the sampler was not asked for them."""
+        self.tokens.append(token)
+        self.logp.append(logp)
+        if moments:
+            self.moments.append(moments)
+
+    def is_over(self, eos_token_ids: Collection[int]) -> bool:
+        """Return whether the newest message is over: an end token was sampled, or as many as may be."""
+        return self.is_finished(eos_token_ids) or self.num_sampled >= self.max_new_tokens
+
+    def is_finished(self, eos_token_ids: Collection[int]) -> bool:
+        """Return whether an end token has ended the newest message."""
+        return self.tokens[-1] in eos_token_ids
 
     @property
     def ids(self) -> list[int]:
@@ -44,12 +63,12 @@ class SampledSequence:
         first = self.observed[-1][1] if self.observed else 0
         turns.submit(*self.where, self.tokens[first:])
 
-    def observe(self, reply: Reply, turns: Turns, max_new_tokens: int, vocab_size: int) -> bool:
+    def observe(self, reply: Reply, turns: Turns, vocab_size: int) -> bool:
         """Append the tokens of a reply; return whether the conversation goes on.
 
         It does not where there is no reply, or no token may be sampled after it: it is dropped then.
         """
-        if reply.tokens is None or self.num_sampled >= max_new_tokens:
+        if reply.tokens is None or self.num_sampled >= self.max_new_tokens:
             return False
         where = f"the reply to sample {self.sample} of prompt {self.prompt_index}"
         if not reply.tokens:
@@ -71,8 +90,9 @@ class SampledSequence:
 
     def response(self, eos_token_ids: Collection[int]) -> Response:
         """Return the finished response."""
-        finished = self.tokens[-1] in eos_token_ids
-        return Response(self.tokens, self.logp, finished, self.sample, tuple(self.observed))
+        moments = np.array(self.moments, dtype=np.float32).T if self.moments else None
+        finished = self.is_finished(eos_token_ids)
+        return Response(self.tokens, self.logp, finished, self.sample, tuple(self.observed), moments)
 
 
 def new_sequences(prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[SampledSequence]]:
@@ -80,7 +100,13 @@ def new_sequences(prompts: Sequence[PromptTokens], step: int, options: SamplingO
     keys = rng_keys(options.seed, step, [prompt.number for prompt in prompts], options.samples).tolist()
     return [
         [
-            SampledSequence(sample, keys[index * options.samples + sample], prompt.ids, prompt_index=index)
+            SampledSequence(
+                sample,
+                keys[index * options.samples + sample],
+                prompt.ids,
+                prompt_index=index,
+                max_new_tokens=options.max_new_tokens,
+            )
             for sample in range(options.samples)
         ]
         for index, prompt in enumerate(prompts)

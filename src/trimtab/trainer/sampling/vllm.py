@@ -123,7 +123,7 @@ class VllmSampler:
             if not waiting:
                 return
             replied = [(waiting.pop(waiting_for(reply, waiting)), reply) for reply in turns.replies(block=True)]
-            ready = [s for s, reply in replied if s.observe(reply, turns, options.max_new_tokens, vocab_size)]
+            ready = [s for s, reply in replied if s.observe(reply, turns, vocab_size)]
             if ready:
                 self._generate(ready, options)
 

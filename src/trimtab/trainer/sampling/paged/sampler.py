@@ -265,7 +265,7 @@ class OtherSide:
         for reply in self.turns.replies(block=idle):
             where = waiting_for(reply, self.scheduler.parked)
             (sequence,) = self.scheduler.parked[where].waiting
-            goes_on = sequence.observe(reply, self.turns, self.scheduler.max_new_tokens, self.vocab_size)
+            goes_on = sequence.observe(reply, self.turns, self.vocab_size)
             self.scheduler.unpark(where, over=not goes_on)
 
 
