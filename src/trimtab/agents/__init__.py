@@ -4,9 +4,11 @@ from trimtab.agents.agent_pool import Access, AgentPool, AgentRun, AgentWorker
 from trimtab.agents.call_formats import CALL_FORMATS, CallFormat, ParsedCall, read_json_call
 from trimtab.agents.chat_tokens import ChatTokens
 from trimtab.agents.conversations import Conversations, Dialogue
-from trimtab.agents.endpoint import Endpoint, EndpointLimits, Session
+from trimtab.agents.endpoint import Endpoint
+from trimtab.agents.endpoint_limits import EndpointLimits
 from trimtab.agents.reply_template import ReplyTemplate
 from trimtab.agents.sealed_rollout import NEW_ROOTS, Branch, RolloutStats, SealedRollout
+from trimtab.agents.session import Session
 from trimtab.agents.tool_set import BUILT_IN, ToolCatalog, ToolSet
 from trimtab.agents.types import ENDED, OUTCOMES, Call, Conversation, Limits, Message
 

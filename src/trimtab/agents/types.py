@@ -61,7 +61,7 @@ class Limits:
 class Message:
     """A message as the model saw it: its own, a tool's reply, or in an agent's rollout what the agent wrote."""
 
-    role: Literal["assistant", "tool", "user", "system", "developer"]
+    role: Literal["assistant", "tool", "user", "system"]
     text: str
     name: str = ""
 
