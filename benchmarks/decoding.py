@@ -16,9 +16,8 @@ import torch
 
 from kernel_times import kernel_times
 from result_file import about, save
-from sampler import PEAK, PROMPT, copy_speed, min_bytes_read, qwen3, random_model, random_prompts
+from sampler import PEAK, PROMPT, copy_speed, min_bytes_read, qwen3, random_model
 from stopwatch import seconds_of
-from trimtab.data import SamplingOptions
 from trimtab.trainer.sampling import PagedSampler
 from trimtab.trainer.sampling.paged.buffers import PAGE_SIZE, Scalar
 from trimtab.trainer.sampling.paged.decoder import Decoder
@@ -72,9 +71,8 @@ def measure(name: str, device: torch.device, small: bool, programs: list[int]) -
     config = qwen3(name, small)
     sampler = PagedSampler(random_model(config, device), frozenset({config.vocab_size}), torch.bfloat16, 0.5)
     rows = 8 if small else 512
-    prompts = random_prompts(rows, PROMPT, config.vocab_size)
     sampler._decoder = Decoder(sampler.model, sampler.dtype)
-    sampler._ensure_buffers(sampler._decoder, prompts, SamplingOptions(1, 4096, batch_size=rows), observed=0)
+    sampler._ensure_buffers(sampler._decoder, rows, PROMPT + 4096, 4096)
     speed = copy_speed(device, 2**24 if small else 2**32)
     weights, _ = min_bytes_read(config, [1])
     token = 4.0 * config.num_hidden_layers * int(config.num_key_value_heads or 0) * config.head_dim

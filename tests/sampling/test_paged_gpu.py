@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from helpers.sampling.paged_models import CONFIGS, EOS, count_preemptions, prompts, tiny, tokens
+from helpers.sampling.requests import ArrivingRequests, requests_for
 from helpers.sampling.turns import RandomTurns
-from trimtab.data import PromptTokens, Response, SamplingOptions
+from trimtab.data import PromptTokens, Request, Response, SamplingOptions
 from trimtab.trainer.model import Policy, Transcript, score
 from trimtab.trainer.sampling import NativeSampler, PagedSampler
 from trimtab.trainer.sampling.paged.decoder import Decoder
@@ -182,3 +183,50 @@ def test_after_conversations_single_responses_are_sampled_as_before() -> None:
     before = tokens(sampler.sample(PROMPTS, 0, OPTIONS))
     sampler.sample(PROMPTS, 1, OPTIONS, RandomTurns(seed=1))
     assert tokens(sampler.sample(PROMPTS, 0, OPTIONS)) == before
+
+
+@pytest.mark.parametrize("max_pages", [None, 1])
+def test_answers_to_requests_in_fp32_are_those_of_the_native_samplers_sample(max_pages: int | None) -> None:
+    """Requests join while others run; each answer is followed by a request that goes on with its pages."""
+    model = tiny("qwen3", "cuda")
+    followed: dict[Request, Request] = {}
+
+    def then(request: Request, response: Response) -> list[Request]:
+        if request.follows is not None:
+            return []
+        tokens = [*request.prompt, *response.tokens.tolist(), 5, 6, 7, 8, 9]
+        followed[request] = Request(tokens, request.key + 1, 30, follows=request)
+        return [followed[request]]
+
+    asked = requests_for(PROMPTS, 0, OPTIONS)
+    first = [request for group in asked for request in group]
+    requests = ArrivingRequests(first, order=1, max_delay=10, then=then)
+    PagedSampler(model, EOS, torch.float32, max_pages=max_pages).serve(requests, replace(OPTIONS, batch_size=32))
+    assert len(requests.answers) == 2 * len(first)
+    actual = [[replace(requests.answers[each], sample=n) for n, each in enumerate(group)] for group in asked]
+    nearly_all_same(actual, NativeSampler(model, EOS, 0, nullcontext).sample(PROMPTS, 0, OPTIONS))
+    answers = requests.answers.items()
+    prompts_ = [PromptTokens(request.prompt, 0) for request, _ in answers]
+    groups = [[response] for _, response in answers]
+    assert mismatch(policy_of(model, "fp32"), prompts_, groups, 1.0).max() < 5e-5
+    anew = ArrivingRequests([Request(each.prompt, each.key, 30) for each in followed.values()])
+    NativeSampler(model, EOS, 0, nullcontext).serve(anew, OPTIONS)
+    same = [
+        requests.answers[ours].tokens.tolist() == anew.answers[native].tokens.tolist()
+        for ours, native in zip(followed.values(), anew.come, strict=True)
+    ]
+    assert sum(same) >= 0.95 * len(same)
+
+
+def test_answers_to_requests_in_bf16_have_the_trainers_log_probabilities() -> None:
+    model = tiny("llama tied", "cuda")
+    policy, asked = policy_of(model, "bf16"), requests_for(PROMPTS, 0, OPTIONS)
+    found = []
+    for sampler in (PagedSampler(model, EOS, torch.bfloat16), NativeSampler(model, EOS, 0, policy.autocast)):
+        requests = ArrivingRequests([request for group in asked for request in group], order=2, max_delay=10)
+        sampler.serve(requests, replace(OPTIONS, batch_size=32))
+        prompts_ = [PromptTokens(request.prompt, 0) for request in requests.answers]
+        found.append(mismatch(policy, prompts_, [[response] for response in requests.answers.values()], 1.0))
+    ours, native = found
+    assert ours.mean() < 1.5 * native.mean() + 1e-3
+    assert ours.max() < 3 * native.max() + 1e-2

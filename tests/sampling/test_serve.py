@@ -23,6 +23,8 @@ from trimtab.trainer.model import Policy, Transcript, score
 from trimtab.trainer.sampling import NativeSampler, PagedSampler
 from trimtab.trainer.sampling import native as native_module
 from trimtab.trainer.sampling.decode_engine import DecodeEngine
+from trimtab.trainer.sampling.paged.sampler import Prefill
+from trimtab.trainer.sampling.paged.scheduler import Scheduler
 
 BATCH = prompts(1, 20, 64, 70, 33)
 OPTIONS = SamplingOptions(samples=4, max_new_tokens=50, seed=3)
@@ -37,7 +39,7 @@ def paged(model: Any, ends: frozenset[int] = ENDS, **how: Any) -> PagedSampler:
     return PagedSampler(model, ends, torch.float32, **how)
 
 
-SAMPLERS: list[Any] = [native]
+SAMPLERS: list[Any] = [native, paged]
 
 
 @pytest.fixture(scope="module")
@@ -375,3 +377,68 @@ def test_caches_that_cannot_be_merged_are_decoded_apart() -> None:
     asked, sampler = requests_for(BATCH, 1, OPTIONS), native(model)
     requests = serve(sampler, asked, max_delay=20)
     assert_same(answers(requests, asked), sampler.sample(BATCH, 1, OPTIONS))
+
+
+@pytest.fixture
+def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens the paged sampler's prefills had, and at last whether all pages were accounted for."""
+    counts, run, generate = list[int](), Prefill.run, PagedSampler._generate
+
+    def counting(self: Prefill, prefixes: Any, pages: Any, cached: Any = None) -> None:
+        counts.append(sum(map(len, prefixes)) - sum(cached or ()))
+        run(self, prefixes, pages, cached)
+
+    def checking(self: PagedSampler, scheduler: Scheduler, *rest: Any) -> None:
+        generate(self, scheduler, *rest)
+        while scheduler._free_kept():
+            pass
+        assert scheduler.allocator.num_free == scheduler.allocator.num_pages, "pages were lost"
+
+    monkeypatch.setattr(Prefill, "run", counting)
+    monkeypatch.setattr(PagedSampler, "_generate", checking)
+    return counts
+
+
+def test_kept_pages_leave_only_what_is_new_to_prefill(llama: Any, prefilled: list[int]) -> None:
+    asked = conversations(paged(llama), follows=True)
+    first = sum(len(prompt.ids) - 1 for prompt in BATCH)
+    # The newest token of an answer has no keys and values, nor has the last of a prompt: as many tokens as a reply has.
+    assert sum(prefilled) == first + 9 * (len(asked) // 4) * 3
+
+
+@pytest.mark.parametrize("how", [{"max_pages": 1, "steps_per_sync": 3}, {"max_pages": 20}])
+def test_with_few_pages_answers_are_the_same(
+    llama: Any, prefilled: list[int], monkeypatch: pytest.MonkeyPatch, how: dict[str, int]
+) -> None:
+    roomy = conversations(paged(llama), follows=True)
+    before = sum(prefilled)
+    few = conversations(paged(llama, **how), follows=True, order=3, max_delay=5)
+    assert [each[:3] for each in few] == [each[:3] for each in roomy]
+    assert sum(prefilled) > 2 * before, "all fitted: the test proves nothing"
+
+
+def test_equal_prompts_that_come_together_are_prefilled_once(llama: Any, prefilled: list[int]) -> None:
+    serve(paged(llama), requests_for(BATCH, 1, OPTIONS))
+    assert sum(prefilled) == sum(len(prompt.ids) - 1 for prompt in BATCH)
+
+
+@pytest.mark.parametrize("cut", [3, 11, 64])
+def test_several_may_follow_an_answer_that_was_cut_or_not_follow_it_at_all(
+    llama: Any, prefilled: list[int], cut: int
+) -> None:
+    """The first takes over the pages; one that only says that it follows, with another prompt, is prefilled anew."""
+    first = Request(BATCH[2].ids, 5, 100, stop=lambda tokens: cut if len(tokens) >= cut else None)
+
+    def then(request: Request, response: Response) -> Iterable[Request]:
+        whole = [*request.prompt, *response.tokens.tolist()]
+        prompts = [whole, [*whole, 9], [*whole, 9], whole[:-1], [9, *whole[1:]]] if request is first else []
+        return [Request(prompt, key, 30, follows=request) for key, prompt in enumerate(prompts)]
+
+    sampler = paged(llama, frozenset())
+    served = serve(sampler, [[first]], then=then, max_delay=40).answers
+    assert len(served[first].tokens) == cut and len(served) == 6
+    anew = [Request(each.prompt, each.key, 30) for each in served if each is not first]
+    others = serve(native(llama, frozenset()), [anew]).answers
+    for request, response in served.items():
+        same = [other for other in anew if (other.prompt, other.key) == (request.prompt, request.key)]
+        assert [others[other].tokens.tolist() for other in same] == [response.tokens.tolist()] * (request is not first)

@@ -34,7 +34,9 @@ from trimtab.trainer.sampling.paged.buffers import (
 )
 from trimtab.trainer.sampling.paged.decoder import Decoder, capture_graph, graph_size, next_power_of_2
 from trimtab.trainer.sampling.paged.scheduler import Scheduler, SequenceGroup
-from trimtab.trainer.sampling.sequence import SampledSequence, new_sequences, waiting_for
+from trimtab.trainer.sampling.paged.sides import OtherSide, RequestSide, Side
+from trimtab.trainer.sampling.request_queue import RequestQueue
+from trimtab.trainer.sampling.sequence import new_sequences
 
 STEPS_PER_SYNC = 16
 MAX_PREFILL_TOKENS = 32_768  # prompt tokens in one prefill
@@ -72,44 +74,70 @@ class PagedSampler:
         self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
     ) -> list[list[Response]]:
         """Return `options.samples` responses for each prompt, in order."""
+        decoder = self._refreshed()
+        if not prompts:  # not before: several processes gather the weights of sharded layers together
+            return []
+        vocab_size = len(decoder.embedding)
+        check_prompts(prompts, vocab_size)
+        longest = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
+        longest += turns.max_observed_tokens if turns is not None else 0
+        rows = min(options.batch_size, len(prompts) * options.samples)
+        buffers = self._ensure_buffers(decoder, rows, longest, options.max_new_tokens)
+        sequences = new_sequences(prompts, step, options)
+        groups = [SequenceGroup(prompt.ids, deque(group)) for prompt, group in zip(prompts, sequences, strict=True)]
+        scheduler = self._scheduler(groups, buffers, options, options.max_new_tokens, conversing=turns is not None)
+        other_side = None if turns is None else OtherSide(turns, scheduler, self.eos_token_ids, vocab_size)
+        self._generate(scheduler, buffers, options, other_side)
+        return [[sequence.response(self.eos_token_ids) for sequence in group] for group in sequences]
+
+    @torch.no_grad()
+    def serve(self, requests: Requests, options: SamplingOptions) -> None:
+        """Answer requests until there are no more; the processes of a sharded policy call it together.
+
+        It has room for `options.batch_size` requests of `requests.max_tokens` tokens, as far as memory goes.
+        """
+        decoder = self._refreshed()
+        buffers = self._ensure_buffers(decoder, options.batch_size, requests.max_tokens, requests.max_tokens)
+        scheduler = self._scheduler([], buffers, options, requests.max_tokens, serving=True)
+        queue = RequestQueue(requests, self.eos_token_ids, len(decoder.embedding))
+        self._generate(scheduler, buffers, options, RequestSide(queue, scheduler))
+
+    def _refreshed(self) -> Decoder:
+        """Return the decoder with the policy's current weights."""
         if self._decoder is None:
             self._decoder = Decoder(self.model, self.dtype)
         else:
             self._decoder.refresh()
-        if not prompts:  # not before: several processes gather the weights of sharded layers together
-            return []
-        check_prompts(prompts, len(self._decoder.embedding))
-        observed = turns.max_observed_tokens if turns is not None else 0
-        buffers = self._ensure_buffers(self._decoder, prompts, options, observed)
-        greedy = options.temperature == 0  # from all tokens, with their log-probs at temperature 1
-        params = [1.0, 1.0, 0.0] if greedy else [options.temperature, options.top_p, options.top_k]
-        copy_to_device(np.array(params, dtype=np.float32), buffers.state.sampling_params)
-        sequences = new_sequences(prompts, step, options)
-        scheduler = Scheduler(
-            [SequenceGroup(prompt.ids, deque(group)) for prompt, group in zip(prompts, sequences, strict=True)],
+        return self._decoder
+
+    def _scheduler(
+        self,
+        groups: Sequence[SequenceGroup],
+        buffers: DeviceBuffers,
+        options: SamplingOptions,
+        max_new_tokens: int,
+        **mode: bool,
+    ) -> Scheduler:
+        return Scheduler(
+            groups,
             PageAllocator(buffers.num_pages),
             slots=min(options.batch_size, buffers.state.rows),
             pages_per_slot=buffers.state.page_table.shape[1],
-            max_new_tokens=options.max_new_tokens,
+            max_new_tokens=max_new_tokens,
             steps_per_sync=self.steps_per_sync,
-            conversing=turns is not None,
+            **mode,
         )
-        vocab_size = len(self._decoder.embedding)
-        other_side = None if turns is None else OtherSide(turns, scheduler, self.eos_token_ids, vocab_size)
-        self._generate(scheduler, buffers, greedy, other_side)
-        return [[sequence.response(self.eos_token_ids) for sequence in group] for group in sequences]
-
-    def serve(self, requests: Requests, options: SamplingOptions) -> None:
-        """Answer requests until there are no more."""
-        raise NotImplementedError
 
     def _generate(
-        self, scheduler: Scheduler, buffers: DeviceBuffers, greedy: bool, other_side: OtherSide | None
+        self, scheduler: Scheduler, buffers: DeviceBuffers, options: SamplingOptions, side: Side | None
     ) -> None:
-        """Decode until all sequences have finished."""
-        while scheduler.queue or scheduler.running or scheduler.parked:
-            if other_side is not None:
-                other_side.take_replies()
+        """Decode until all sequences have finished, and `side` brings no more."""
+        greedy = options.temperature == 0  # from all tokens, with their log-probs at temperature 1
+        params = [1.0, 1.0, 0.0] if greedy else [options.temperature, options.top_p, options.top_k]
+        copy_to_device(np.array(params, dtype=np.float32), buffers.state.sampling_params)
+        while scheduler.queue or scheduler.running or (side is not None and side.is_open):
+            if side is not None:
+                side.take()
                 if not (scheduler.queue or scheduler.running):
                     continue
             self._admit(scheduler, buffers)
@@ -120,13 +148,13 @@ class PagedSampler:
                 self._decode_step(rows, greedy, buffers)
             outputs = _download(count, steps, buffers.state)
             scheduler.append_outputs()  # those of the last interval: the device is busy with this one
-            if other_side is not None:
-                other_side.submit_messages()
+            if side is not None:
+                side.submit()
             if buffers.kv_cache.is_cuda:
                 torch.cuda.current_stream(buffers.kv_cache.device).synchronize()
             finished = scheduler.record_outputs(*(output.numpy() for output in outputs))
-            if other_side is not None:
-                finished = other_side.park(finished)
+            if side is not None:
+                finished = side.retire(finished)
             scheduler.release(finished)
             for slot in scheduler.slots_to_preempt():
                 scheduler.preempt(slot)
@@ -169,13 +197,9 @@ class PagedSampler:
         buffers.state.scalars[Scalar.ACTIVE] = active
         return graph
 
-    def _ensure_buffers(
-        self, decoder: Decoder, prompts: Sequence[PromptTokens], options: SamplingOptions, observed: int
-    ) -> DeviceBuffers:
+    def _ensure_buffers(self, decoder: Decoder, rows: int, longest: int, max_new_tokens: int) -> DeviceBuffers:
         """Return the buffers of the last call, or larger ones where this call needs them."""
-        rows = graph_size(min(options.batch_size, len(prompts) * options.samples))
-        longest = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens + observed
-        shape = rows, pages_per_sequence(longest), options.max_new_tokens
+        shape = graph_size(rows), pages_per_sequence(longest), max_new_tokens
         address = decoder.embedding.data_ptr()  # graphs hold it too, and loading weights may move it
         if self._buffers is not None:
             current = self._buffers.state.shape
@@ -230,43 +254,6 @@ def _download(count: int, steps: int, state: DecodeState) -> list[Tensor]:
     slots = scalars[Scalar.SLOT, :, None]
     outputs = (scalars, state.tokens[slots, last], state.logps[slots, last])
     return [output.to("cpu", non_blocking=True, copy=True) for output in outputs]  # into pinned memory
-
-
-@dataclass
-class OtherSide:
-    """Passes messages from a scheduler's sequences to `turns`, and replies back."""
-
-    turns: Turns
-    scheduler: Scheduler
-    eos_token_ids: frozenset[int]
-    vocab_size: int
-    _ended: list[SampledSequence] = field(default_factory=list)  # their messages are not submitted yet
-
-    def park(self, finished: list[int]) -> list[int]:
-        """Park the sequences whose message ended with an end token; return the slots of the others, which are over."""
-        last_token = self.scheduler.last_tokens(finished)
-        ended = [slot for slot, token in zip(finished, last_token, strict=True) if token in self.eos_token_ids]
-        self._ended += [self.scheduler.running[slot] for slot in ended]
-        self.scheduler.park(ended)
-        return [slot for slot, token in zip(finished, last_token, strict=True) if token not in self.eos_token_ids]
-
-    def submit_messages(self) -> None:
-        """Submit the messages that have ended; call it after `append_outputs`, while the device is busy."""
-        for sequence in self._ended:
-            sequence.submit(self.turns)
-        self._ended.clear()
-
-    def take_replies(self) -> None:
-        """Queue the conversations whose reply has come; wait for one if nothing else is left to do."""
-        idle = not (self.scheduler.queue or self.scheduler.running)
-        if idle:
-            self.scheduler.append_outputs()
-            self.submit_messages()
-        for reply in self.turns.replies(block=idle):
-            where = waiting_for(reply, self.scheduler.parked)
-            (sequence,) = self.scheduler.parked[where].waiting
-            goes_on = sequence.observe(reply, self.turns, self.vocab_size)
-            self.scheduler.unpark(where, over=not goes_on)
 
 
 # Tokens x weights of a layer. Below, a GPU runs a layer faster than the host launches its kernels: use a CUDA graph.

@@ -5,13 +5,14 @@ sample but one, which takes it over. When pages run out, the sequences admitted 
 freed, and they wait at the head of the queue to be recomputed from the prompt and what they have generated.
 
 A conversation that waits for a reply is parked: it leaves its slot and keeps its pages, so that only the reply has to
-be prefilled. Kept pages are the first to be freed when pages run out; the conversation is then recomputed.
+be prefilled. Kept pages are the first to be freed when pages run out; the conversation is then recomputed. The pages of
+an answered request are kept in the same way, for a request that follows it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -24,7 +25,7 @@ from trimtab.trainer.sampling.sequence import SampledSequence
 IntArray = npt.NDArray[np.int64]
 
 
-@dataclass
+@dataclass(eq=False)
 class SequenceGroup:
     """Sequences that continue the same prefix; it has `pages` once it has been admitted.
 
@@ -70,15 +71,16 @@ class Scheduler:
         max_new_tokens: int,
         steps_per_sync: int,
         conversing: bool = False,
+        serving: bool = False,
     ) -> None:
         # With longer intervals a row might need two pages at once, and only one per row is kept in reserve.
         if not 2 <= 2 * steps_per_sync <= PAGE_SIZE:
             raise ValueError(f"steps_per_sync={steps_per_sync}: set 1 to {PAGE_SIZE // 2}, half of the page size")
         self.allocator, self.max_new_tokens, self.steps_per_sync = allocator, max_new_tokens, steps_per_sync
         self.queue = deque(groups)
-        self.conversing = conversing
+        self.conversing, self.serving = conversing, serving
         self.parked: dict[tuple[int, int], SequenceGroup] = {}  # those that wait for a reply, by prompt and sample
-        self._keeping: dict[tuple[int, int], SequenceGroup] = {}  # parked or queued, with pages; the newest last
+        self._keeping: dict[tuple[int, int], SequenceGroup] = {}  # not running, with pages; the newest last
         self.running: dict[int, SampledSequence] = {}  # by slot, in the order of admission
         self._free_slots = list(range(slots - 1, -1, -1))
         self._page_table = np.zeros((slots, pages_per_slot), dtype=np.int32)
@@ -117,7 +119,7 @@ class Scheduler:
             group.pages = group.kept + self.allocator.allocate(needed)
             if group.kept:
                 del self._keeping[group.waiting[0].where]
-            if group.num_prefilled:
+            if group.num_prefilled > group.num_cached:
                 admission.prefill.append(group)
         shared, partial = group.pages[:full], group.pages[full:]
         while group.waiting and self._free_slots and self._make_room(own):
@@ -140,8 +142,10 @@ class Scheduler:
 
     def _free_kept(self, spared: SequenceGroup | None = None) -> bool:
         """Free the pages of one conversation that is not in the batch; return whether one had any."""
-        # The newest first: the others are closer to their return.
-        found = next((where for where, group in reversed(self._keeping.items()) if group is not spared), None)
+        # Of conversations the newest first: the others are closer to their return. Of answered requests the oldest
+        # first: no request may ever follow it.
+        order = iter(self._keeping.items()) if self.serving else reversed(self._keeping.items())
+        found = next((where for where, group in order if group is not spared), None)
         if found is None:
             return False
         group = self._keeping.pop(found)
@@ -155,8 +159,12 @@ class Scheduler:
 
     def _own_pages(self, group: SequenceGroup) -> int:
         """Return how many unshared pages a sequence of a group needs until the next sync."""
-        ahead = min(self._lookahead, self.max_new_tokens - group.waiting[0].num_sampled) - 1
+        left = max(self._limit(sequence) - sequence.num_sampled for sequence in group.waiting)
+        ahead = min(self._lookahead, left) - 1
         return (group.num_prefilled + ahead) // PAGE_SIZE + 1 - group.num_prefilled // PAGE_SIZE
+
+    def _limit(self, sequence: SampledSequence) -> int:
+        return min(self.max_new_tokens, sequence.max_new_tokens)
 
     def _write_rows(self, admitted: dict[int, list[int]]) -> None:
         """Set scalars and page table of admitted sequences."""
@@ -166,7 +174,8 @@ class Scheduler:
         scalars = np.empty((len(Scalar), len(slots)), dtype=np.int64)
         scalars[Scalar.LAST_TOKEN] = [(sequence.tokens or sequence.prompt)[-1] for sequence in sequences]
         scalars[Scalar.POSITION] = [len(each.prompt) + len(each.tokens) - 1 for each in sequences]
-        scalars[Scalar.NUM_GENERATED], scalars[Scalar.MAX_NEW_TOKENS] = generated, self.max_new_tokens
+        scalars[Scalar.NUM_GENERATED] = generated
+        scalars[Scalar.MAX_NEW_TOKENS] = [self._limit(sequence) for sequence in sequences]
         scalars[Scalar.RNG_KEY] = [sequence.key for sequence in sequences]
         scalars[Scalar.SLOT], scalars[Scalar.ACTIVE] = slots, 1
         self._scalars[:, slots] = scalars
@@ -176,14 +185,16 @@ class Scheduler:
 
     def steps_until_sync(self) -> int:
         """Return how many decoding steps to run before the next sync: no more than some sequence can still use."""
-        generated = self._scalars[Scalar.NUM_GENERATED, self._running_slots()]
-        return int(min(self._lookahead, self.max_new_tokens - generated.min()))
+        slots = self._running_slots()
+        left = self._scalars[Scalar.MAX_NEW_TOKENS, slots] - self._scalars[Scalar.NUM_GENERATED, slots]
+        return int(min(self._lookahead, left.max()))
 
     @property
     def _lookahead(self) -> int:
         """Steps between two syncs: twice as many where no sequence waits for a slot to become free."""
-        # Conversations come back at any time. And always as many: pages are reserved for the next interval.
-        return self.steps_per_sync if self.queue or self.conversing else 2 * self.steps_per_sync
+        # Conversations come back at any time, and so do requests. And always as many: pages are reserved for the next
+        # interval.
+        return self.steps_per_sync if self.queue or self.conversing or self.serving else 2 * self.steps_per_sync
 
     def _running_slots(self) -> IntArray:
         return np.fromiter(self.running, np.int64, len(self.running))
@@ -229,15 +240,30 @@ class Scheduler:
     def park(self, slots: list[int]) -> None:
         """Take conversations whose message has ended out of the batch, and keep the pages of their tokens."""
         for slot in slots:
-            # The newest token has no keys and values yet: the device writes them when the next is sampled.
-            sequence, cached = self.running.pop(slot), int(self._scalars[Scalar.POSITION, slot])
-            pages, full = self._pages_of([slot]), -(-cached // PAGE_SIZE)
-            self.allocator.release(pages[full:])
-            group = SequenceGroup((), deque([sequence]), kept=pages[:full], num_cached=cached)
-            self.parked[sequence.where] = group
-            if group.kept:
-                self._keeping[sequence.where] = group
-        self._free_slots.extend(slots)
+            group = self._retire(slot)
+            self.parked[group.waiting[0].where] = group
+
+    def keep(self, slots: list[int]) -> None:
+        """Take answered requests out of the batch, and keep the pages of their tokens for those that follow them."""
+        for slot in slots:
+            self._retire(slot)
+
+    def _retire(self, slot: int) -> SequenceGroup:
+        """Take a sequence out of the batch; return it with the pages of its tokens."""
+        # The newest token has no keys and values yet: the device writes them when the next is sampled.
+        sequence, cached = self.running.pop(slot), int(self._scalars[Scalar.POSITION, slot])
+        group = SequenceGroup((), deque([sequence]), kept=self._pages_of([slot]), num_cached=cached)
+        self._crop(group, cached)
+        if group.kept:
+            self._keeping[sequence.where] = group
+        self._free_slots.append(slot)
+        return group
+
+    def _crop(self, group: SequenceGroup, num_cached: int) -> None:
+        """Release the kept pages of all but the first tokens."""
+        full = -(-num_cached // PAGE_SIZE)
+        self.allocator.release(group.kept[full:])
+        group.kept, group.num_cached = group.kept[:full], num_cached
 
     def unpark(self, where: tuple[int, int], over: bool) -> None:
         """Put a parked conversation, with its reply, at the head of the queue; drop one that is over."""
@@ -247,6 +273,30 @@ class Scheduler:
             self.queue.appendleft(group)
         elif self._keeping.pop(where, None):
             self.allocator.release(group.kept)
+
+    def add(self, group: SequenceGroup, follows: tuple[int, int] | None = None) -> None:
+        """Queue a group; it takes over the kept pages of an answered request whose tokens its prefix begins with."""
+        kept = self._keeping.pop(follows, None) if follows is not None else None
+        if kept is not None:
+            before = kept.waiting[0].ids
+            same = len(group.waiting) == 1 and list(group.prefix[: len(before)]) == before
+            # What was cut off the answer is cached too, and the last token of the prefix is not prefilled.
+            self._crop(kept, min(kept.num_cached, len(before), group.num_prefilled) if same else 0)
+            group.kept, group.num_cached = kept.kept, kept.num_cached
+            if group.kept:
+                self._keeping[group.waiting[0].where] = group
+        self.queue.append(group)
+
+    def remove_waiting(self, is_removed: Callable[[SampledSequence], bool]) -> None:
+        """Remove sequences from the queue, and free the pages of groups without others."""
+        for group in [group for group in self.queue if any(map(is_removed, group.waiting))]:
+            where = group.waiting[0].where
+            group.waiting = deque(sequence for sequence in group.waiting if not is_removed(sequence))
+            if not group.waiting:
+                self.queue.remove(group)
+                self.allocator.release(group.kept if group.pages is None else group.pages)
+                if group.pages is None:
+                    self._keeping.pop(where, None)
 
     def slots_to_preempt(self) -> list[int]:
         """Return the slots to preempt, admitted last first, so that the others have pages until the next sync."""
@@ -280,8 +330,9 @@ class Scheduler:
         """Return the running slots, and how many pages each lacks until the next sync."""
         slots = self._running_slots()
         position, generated = self._scalars[Scalar.POSITION, slots], self._scalars[Scalar.NUM_GENERATED, slots]
-        last = position + np.minimum(self._lookahead, self.max_new_tokens - generated) - 1
-        return slots, last // PAGE_SIZE + 1 - self._num_pages[slots]
+        last = position + np.minimum(self._lookahead, self._scalars[Scalar.MAX_NEW_TOKENS, slots] - generated) - 1
+        # A sequence may have more than it needs: in a group all get as many as the one with the most tokens left.
+        return slots, np.maximum(last // PAGE_SIZE + 1 - self._num_pages[slots], 0)
 
     def _pages_of(self, slots: list[int]) -> list[int]:
         held = np.arange(self._page_table.shape[1]) < self._num_pages[slots, None]
