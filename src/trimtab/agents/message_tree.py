@@ -103,7 +103,7 @@ class MessageTree:
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], path: _Path, reason: str
     ) -> Place:
         context = self.chat.begin(messages, tools, self.max_tokens)
-        return Place(context.tokens, None, reason, context.tokens, messages, path, context.shape, context.opened)
+        return Place(context.tokens, None, reason, context.tokens, tuple(messages), path, context.shape, context.opened)
 
     def _new_root(self, messages: Sequence[ChatMessage], paths: Sequence[_Path]) -> str:
         """Return why a request goes on from no turn; empty for a conversation of its own."""
