@@ -16,6 +16,7 @@ from trimtab.trainer.model import Policy
 from trimtab.trainer.sampling import vllm as module
 from trimtab.trainer.sampling.sequence import new_sequences
 from trimtab.trainer.sampling.vllm import VllmSampler
+from trimtab.trainer.sampling.vllm_requests import append_output
 from trimtab.trainer.train.build import build_sampler
 
 pytest.importorskip("vllm", reason="make test-vllm has an environment with it", exc_type=ImportError)
@@ -144,13 +145,13 @@ class RecordingEngine:
 
 def test_a_response_that_vllm_aborted_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="aborted a response: finish_reason='abort'"):
-        module._append_output(sequence(), SimpleNamespace(finish_reason="abort", token_ids=[1], logprobs=[{}]))
+        append_output(sequence(), SimpleNamespace(finish_reason="abort", token_ids=[1], logprobs=[{}]))
 
 
 def test_log_probabilities_of_other_tokens_are_an_error() -> None:
     logprobs = SimpleNamespace(token_ids=[1, 3], logprobs=[-0.1, -0.2])
     with pytest.raises(RuntimeError, match="of other tokens than it sampled"):
-        module._append_output(sequence(), SimpleNamespace(finish_reason="stop", token_ids=[1, 2], logprobs=logprobs))
+        append_output(sequence(), SimpleNamespace(finish_reason="stop", token_ids=[1, 2], logprobs=logprobs))
 
 
 def sequence() -> Any:

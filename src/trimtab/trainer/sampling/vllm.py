@@ -22,7 +22,9 @@ import torch
 from trimtab.data import PromptTokens, Requests, Response, SamplingOptions, Turns, optional_module
 from trimtab.objectives import splitmix64
 from trimtab.trainer.config import check_vllm_options
+from trimtab.trainer.sampling.request_queue import RequestQueue, ServedSequence
 from trimtab.trainer.sampling.sequence import SampledSequence, new_sequences, waiting_for
+from trimtab.trainer.sampling.vllm_requests import VllmRequests, append_output
 from trimtab.trainer.sampling.weights import causal_lm, checkpoint_weights
 
 TESTED_VERSIONS = {"0.32.0": "CPU", "0.24.0": "GPU"}
@@ -83,7 +85,11 @@ class VllmSampler:
         self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None = None
     ) -> list[list[Response]]:
         """Return `options.samples` responses for each prompt, in order."""
-        self._check_request(prompts, options, turns.max_observed_tokens if turns is not None else 0)
+        longest = max((len(prompt.ids) for prompt in prompts), default=0)
+        observed = turns.max_observed_tokens if turns is not None else 0
+        what = f"a prompt of {longest} tokens and a response of up to {options.max_new_tokens}"
+        what += f", with replies of up to {observed}," if observed else ""
+        self._check_request(longest + options.max_new_tokens + observed, what, options)
         groups = new_sequences(prompts, step, options)
         self._wake_up()
         try:
@@ -97,7 +103,22 @@ class VllmSampler:
 
     def serve(self, requests: Requests, options: SamplingOptions) -> None:
         """Answer requests until there are no more."""
-        raise NotImplementedError
+        tokens = requests.max_tokens
+        self._check_request(tokens, f"requests of up to {tokens} tokens, prompt and answer together,", options)
+        queue = RequestQueue(requests, self.eos_token_ids, self.model.get_input_embeddings().num_embeddings)
+        kinds = self._vllm.sampling_params.RequestOutputKind
+
+        def params_of(sequence: ServedSequence) -> Any:
+            params = self._sampling_params(options, sequence)
+            # Every step's tokens only where `stop` reads them: outputs cost time, and the engine waits for it.
+            params.output_kind = kinds.DELTA if sequence.request.stop is not None else kinds.FINAL_ONLY
+            return params
+
+        self._wake_up()
+        try:
+            VllmRequests(self._engine.llm_engine, queue, options.batch_size, params_of).run()
+        finally:
+            self._sleep()
 
     def _generate(self, sequences: Sequence[SampledSequence], options: SamplingOptions) -> None:
         """Sample the next message of every sequence."""
@@ -106,7 +127,7 @@ class VllmSampler:
         params = [self._sampling_params(options, sequence) for sequence in sequences]
         outputs = self._engine.generate(requests, params, use_tqdm=False)
         for sequence, output in zip(sequences, outputs, strict=True):
-            _append_output(sequence, output.outputs[0])
+            append_output(sequence, output.outputs[0])
 
     def _converse(self, ready: Sequence[SampledSequence], options: SamplingOptions, turns: Turns) -> None:
         """Go on with conversations whose first message was sampled; what is ready when vLLM is done is its next batch.
@@ -133,7 +154,7 @@ class VllmSampler:
         later = torch.tensor(sequence.key) + torch.tensor(first) * splitmix64.GOLDEN
         seed = int(splitmix64.mix(later)) if first else sequence.key
         return self._vllm.SamplingParams(
-            max_tokens=options.max_new_tokens - first,
+            max_tokens=sequence.max_new_tokens - first,
             temperature=options.temperature,
             top_p=options.top_p,
             top_k=options.top_k,
@@ -168,15 +189,13 @@ class VllmSampler:
         if self._sleeps:
             self._engine.sleep(level=2)  # level 2 discards the weights: they are loaded again anyway
 
-    def _check_request(self, prompts: Sequence[PromptTokens], options: SamplingOptions, observed: int) -> None:
+    def _check_request(self, tokens: int, what: str, options: SamplingOptions) -> None:
         if self._engine not in _running:
             raise RuntimeError("this sampler's vLLM engine was shut down when another was started: use the newer one")
-        longest = max((len(prompt.ids) for prompt in prompts), default=0)
-        if longest + options.max_new_tokens + observed > self.settings.max_model_len:
-            replies = f", with replies of up to {observed}," if observed else ""
+        if tokens > self.settings.max_model_len:
             raise ValueError(
-                f"a prompt of {longest} tokens and a response of up to {options.max_new_tokens}{replies} exceed vLLM's "
-                f"max_model_len of {self.settings.max_model_len}: lower rollout.max_new_tokens, or drop such prompts"
+                f"{what} exceed vLLM's max_model_len of {self.settings.max_model_len}: lower rollout.max_new_tokens, "
+                "or drop such prompts"
             )
         if options.temperature and not MIN_TEMPERATURE <= options.temperature <= MAX_TEMPERATURE:
             raise ValueError(
@@ -308,14 +327,3 @@ def _vllm_errors(action: str, advice: str = "") -> Iterator[None]:
     except Exception as error:
         failed = f"rollout.engine='vllm': vllm {vllm_version()} could not {action}: {str(error).rstrip('.')}"
         raise VllmError(f"{failed}. {advice}Tested with vllm {TESTED}") from error
-
-
-def _append_output(sequence: SampledSequence, output: Any) -> None:
-    """Append an output of vLLM to its sequence."""
-    if output.finish_reason not in ("stop", "length"):
-        raise RuntimeError(f"vLLM aborted a response: finish_reason={output.finish_reason!r}")
-    tokens = list(output.token_ids)
-    sequence.tokens += tokens
-    if list(output.logprobs.token_ids) != tokens:
-        raise RuntimeError("vLLM gave log-probabilities of other tokens than it sampled: set rollout.engine='native'")
-    sequence.logp += output.logprobs.logprobs
