@@ -106,7 +106,7 @@ def test_states_are_plain_numbers(name: str) -> None:
 
 def test_every_option_has_one_meaning_and_every_meaning_an_option() -> None:
     used = {option for entry in (*METHODS.values(), *ATTACHMENTS.values()) for option in entry.options}
-    assert used | {"advantage", "aggregation", "scope", "token_stats"} == set(OPTIONS)
+    assert used | {"advantage", "aggregation", "scope", "token_stats", "count"} == set(OPTIONS)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -24,6 +24,7 @@ from trimtab.objectives.token_batch import FIELD_HELP, TokenBatch
 
 Scope = Literal["minibatch", "micro"]
 TokenStats = Literal["old", "current"]
+Count = Literal["all", "signal"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,8 @@ class Objective:
     """An RL objective: what `trimtab.objective(name)` builds.
 
     `scope="micro"` takes quantiles and normalisers over each micro-batch, as other trainers do. `token_stats="current"`
-    requires `current_logp` in a batch, `"old"` refuses it; None judges tokens by whichever is there.
+    requires `current_logp` in a batch, `"old"` refuses it; None judges tokens by whichever is there. `count="signal"`
+    leaves groups whose advantages are all zero out of the loss and of what means divide by.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Objective:
     advantage: str = "group_normalized"
     scope: Scope = "minibatch"
     token_stats: TokenStats | None = None
+    count: Count = "all"
     title: str = ""
     paper: str = ""
 
@@ -99,7 +102,8 @@ class Objective:
     @property
     def reads(self) -> frozenset[str]:
         """The optional fields of `TokenBatch` that this objective uses if they are there."""
-        return frozenset[str]().union(*(rule.reads for rule in self.rules))
+        groups = frozenset({"group"} if self.count == "signal" else set[str]())
+        return groups.union(*(rule.reads for rule in self.rules))
 
     @property
     def controllers(self) -> dict[str, Controller]:
@@ -117,6 +121,8 @@ class Objective:
     def reason_words(self) -> dict[Reason, str]:
         """What each `Reason` means under this objective."""
         words = dict(REASON_WORDS)
+        if self.count == "signal":
+            words[Reason.NO_SIGNAL] += "; not counted if that is so for its whole group"
         for rule in self.rules:
             words |= rule.reason_words
         return words
@@ -181,6 +187,7 @@ class Objective:
         rows += [(rule.name, rule.formula) for rule in self.rules]
         rows += [(penalty.name, penalty.formula) for penalty in self.penalties if penalty.formula]
         rows += [("scale", f"{self.normalizer.name}: {self.normalizer.formula}")]
+        rows += [("count", "groups whose advantages are all 0 are not counted")] if self.count == "signal" else []
         rows += [("scope", f"quantiles and normalisers over {where}")]
         rows += [("reads", ", ".join(sorted(self.needs)))] if self.needs else []
         lines = [self.name + (f": {self.title}" if self.title else "")]
@@ -233,6 +240,8 @@ class Objective:
 
     def _plan_whole(self, batch: TokenBatch) -> Plan:
         builder = PlanBuilder(batch, self.surrogate.clip_low, self.surrogate.clip_high, self._coefficient)
+        if self.count == "signal":
+            builder.leave_out_groups_without_signal()
         for rule in sorted(self.rules, key=lambda rule: rule.last):
             rule.apply(builder)
         return self._built(builder)

@@ -107,6 +107,22 @@ class PlanBuilder:
         uncounted = self.batch.sequence[self.uncounted]
         return lengths.index_add(0, uncounted, lengths.new_ones(len(uncounted)), alpha=-1)
 
+    def leave_out_groups_without_signal(self) -> None:
+        """Take groups whose advantages are all zero out of the loss, with their penalties, and out of the mean.
+
+        In a batch without `group` every response is taken for a group.
+        """
+        # Not the rewards: TRL and verl pass on advantages alone, which may be made of something else.
+        has_signal = self.batch.advantage != 0
+        group = self.batch.sequence
+        if self.batch.group is not None:
+            group = self.batch.group.unique(return_inverse=True)[1][group]
+        count = torch.zeros(self.batch.responses, dtype=torch.int64, device=group.device)
+        silent = count.index_add_(0, group, has_signal.long())[group] == 0
+        self.uncounted = silent.nonzero().squeeze(1)
+        share = len(self.uncounted) / max(self.batch.tokens, 1)
+        self.metrics["tokens/without_signal_share"] = self.weight.new_full((), share)
+
     def mark(self, tokens: Tensor, reason: Reason) -> None:
         """Add a reason to tokens, and their share to the metrics."""
         self.reason[tokens] |= int(reason)

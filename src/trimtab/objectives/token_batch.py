@@ -99,7 +99,7 @@ class TokenBatch:
     is given, rules judge tokens by it instead of by `old_logp`, and `entropy` must be the current policy's.
     Per response: `group` (responses to one prompt share it), `reward`, and `rollout` (ids): responses with one id are
     the branches of one run of an agent, which lies in one group, and means over responses are over rollouts instead. In
-    several processes an id is the same rollout in all of them.
+    several processes an id is the same rollout, or group, in all of them.
     """
 
     old_logp: Tensor

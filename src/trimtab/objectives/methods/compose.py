@@ -25,7 +25,7 @@ from trimtab.objectives.methods.registry import (
     title_and_notes,
 )
 from trimtab.objectives.normalizers import AGGREGATIONS
-from trimtab.objectives.objective import Objective, Scope, TokenStats
+from trimtab.objectives.objective import Count, Objective, Scope, TokenStats
 from trimtab.objectives.plan_builder import TokenRule
 from trimtab.objectives.rules.penalties import Penalty
 from trimtab.objectives.token_batch import TokenBatch
@@ -50,6 +50,7 @@ COMMON_OPTIONS: dict[str, Option] = {
         ("aggregation", Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"], "the method's own"),
         ("scope", Scope, Objective.scope),
         ("token_stats", TokenStats, Objective.token_stats),
+        ("count", Count, Objective.count),
     )
 }
 _SIMPLE = (bool, int, float, str, type(None))  # types of options
@@ -63,7 +64,8 @@ def objective(name: str, **options: Any) -> Objective:
 
     `name` is a method, and after each `+` an attachment, with options in brackets if needed. Keyword options go to the
     method or attachment that has them; an attachment's name as a keyword attaches it (`True`, a mapping of its options,
-    or the value of its first option). Every method takes `advantage`, `aggregation`, `scope` and `token_stats`.
+    or the value of its first option). Every method takes `advantage`, `aggregation`, `scope`,
+    `token_stats` and `count`.
     """
     (base, base_options), *attached = _terms(name)
     method = _method(base)
@@ -285,6 +287,8 @@ METRICS: dict[str, str] = {
     "tokens/masked_share": "share of tokens left out because their entropy is low",
     "tokens/penalized_share": "share of tokens that have a penalty instead of a clip",
     "tokens/silenced_share": "share of tokens that get weight 0 and do not count in the mean",
+    "tokens/without_signal_share": "share of tokens in groups whose advantages are all zero, which count=signal leaves "
+    "out",
     "trim/drive": "the change of entropy that trim asks for, as a share (-1 to 1) of what all tokens together could "
     "do to it; 0 while the entropy is in its band",
     "trim/entropy_change": "measured change of policy/entropy since the rollout before",

@@ -30,6 +30,10 @@ OPTIONS: dict[str, Option] = {
     "clip_scale": Option("sqrt_length divides the clip range of a subsentence of n tokens by sqrt(n)"),
     "coef": Option("strength of the penalty or bonus", 0),
     "corrected": Option("multiply the estimate by p_new / p_old, which corrects for sampling from the old policy"),
+    "count": Option(
+        "which tokens means divide by: all, or only those of groups with signal (signal); the other groups, whose "
+        "advantages are all zero, then have no penalty either"
+    ),
     "cov_high": Option("tokens with a covariance at or above this are never chosen"),
     "cov_low": Option("tokens with a covariance at or below this are never chosen"),
     "damp": Option("STARE's M: the factor for tokens that lower the entropy", 0, 1),

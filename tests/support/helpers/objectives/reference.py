@@ -21,6 +21,7 @@ from helpers.objectives.reference_terms import (
     drop_these,
     flat,
     group_advantages,
+    groups_with_signal,
     highest,
     k3,
     kl,
@@ -358,7 +359,8 @@ def sspo(
 __all__ = [
     "ATTACHMENTS", "STARE_VARIANTS", "Batch", "Response", "Rule", "Term", "Token", "Update", "cispo", "clip_cov",
     "clip_cov_candidates", "covariances", "dapo", "dppo", "dr_grpo", "drop_these", "entropy_advantage", "flat",
-    "gmpo", "group_advantages", "grpo", "gspo", "highest", "k3", "kl", "kl_cov", "log_ratio", "log_ratio_slope",
+    "gmpo", "group_advantages", "groups_with_signal", "grpo", "gspo", "highest", "k3", "kl", "kl_cov", "log_ratio",
+    "log_ratio_slope",
     "lp_reg", "luspo", "mean_entropy", "reinforce", "s2t", "sapo", "segments", "share_of", "shared_ppo",
     "silence_these", "sspo", "stapo", "stare", "stare_rule", "token_ppo", "top_entropy", "top_entropy_rule",
     "update", "vespo",

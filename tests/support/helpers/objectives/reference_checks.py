@@ -83,6 +83,9 @@ def token_batch(batch: Batch) -> tt.TokenBatch:
     ids = [response[0].rollout if response else -1 - row for row, response in enumerate(batch)]
     if None not in ids:
         optional["rollout"] = torch.tensor(ids)
+    groups = [response[0].group if response else -1 - row for row, response in enumerate(batch)]
+    if None not in groups:
+        optional["group"] = torch.tensor(groups)
     return tt.TokenBatch.from_padded(
         torch.from_numpy(mask), old_logp=padded("old"), advantage=padded("advantage"), **optional
     )

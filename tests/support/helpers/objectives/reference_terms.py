@@ -31,6 +31,7 @@ class Token:
     sum_p2: float | None = None
     sum_p2_logp: float | None = None
     rollout: int | None = None
+    group: int | None = None
 
     weight: float = 1.0
     counted: bool = True
@@ -253,6 +254,19 @@ def s2t(tau_p: float = 0.002, quantile: float = 0.75, population: str = "candida
                 _silence(token)
 
     return rule
+
+
+def groups_with_signal(batch: Batch) -> None:
+    """Count no token of a group whose advantages are all zero; without groups a response is one."""
+    silent: dict[object, bool] = {}
+    for number, response in enumerate(batch):
+        for token in response:
+            group = ("response", number) if token.group is None else token.group
+            silent[group] = silent.get(group, True) and token.advantage == 0
+    for number, response in enumerate(batch):
+        for token in response:
+            group = ("response", number) if token.group is None else token.group
+            token.counted = token.counted and not silent[group]
 
 
 def silence_these(positions: Sequence[int]) -> Rule:
