@@ -95,7 +95,7 @@ def recipes_page() -> str:
         if section is TaskConfig:
             parts += [_TASK, *map(_task_part, TASKS)]
         elif isinstance(section, type) and issubclass(section, BaseModel):
-            parts.append("\n".join([f"## `[{name}]`", "", section.__doc__ or "", "", *_key_table(section)]))
+            parts.append("\n".join([f"## `[{name}]`", "", inspect.cleandoc(section.__doc__ or ""), "", *_key_table(section)]))
             parts += _tables_by_name(name, section)
     return "\n\n".join(parts) + "\n"
 
@@ -116,7 +116,7 @@ def _tables_by_name(name: str, section: type[BaseModel]) -> list[str]:
     for key, field in section.model_fields.items():
         inner = (*typing.get_args(field.annotation), None)[1] if typing.get_origin(field.annotation) is dict else None
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            parts.append("\n".join([f"### `[{name}.{key}.NAME]`", "", inner.__doc__ or "", "", *_key_table(inner)]))
+            parts.append("\n".join([f"### `[{name}.{key}.NAME]`", "", inspect.cleandoc(inner.__doc__ or ""), "", *_key_table(inner)]))
     return parts
 
 

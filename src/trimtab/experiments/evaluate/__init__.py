@@ -95,6 +95,13 @@ class EvalOptions:
         typer.Option(help="Tools that the model may call: python, python_session, calculator, python:MODULE:NAME."),
     ] = None
     environment: Annotated[str | None, typer.Option(help="A class whose methods are tools: python:MODULE:NAME.")] = None
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            help="An agent that asks the model, or the server: python:MODULE:NAME, or a command. --concurrency of them "
+            "run at the same time, for --timeout seconds each."
+        ),
+    ] = None
     tool_format: Annotated[
         str, typer.Option(help="Format of calls: auto, hermes, llama, fenced or plain. Not with a server.")
     ] = "auto"

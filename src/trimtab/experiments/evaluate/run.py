@@ -6,7 +6,8 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -15,7 +16,15 @@ from pydantic import Field, TypeAdapter
 from trimtab.agents import ReplyTemplate, ToolSet
 from trimtab.data import BOX_RULES, BenchmarkProblem
 from trimtab.experiments.evaluate import EvalOptions
-from trimtab.experiments.evaluate.folder import EvalFolder, Generation, StoredConversation, parse_row, rows
+from trimtab.experiments.evaluate.agents import open_agent_generator
+from trimtab.experiments.evaluate.folder import (
+    Batches,
+    EvalFolder,
+    Generation,
+    StoredConversation,
+    parse_row,
+    rows,
+)
 from trimtab.experiments.evaluate.metrics import BenchmarkMetrics, GradedSample, compute_metrics
 from trimtab.experiments.evaluate.native import NativeGenerator, open_model
 from trimtab.experiments.evaluate.settings import EvalSettings, SampleKey, check_rule, prepare, with_benchmarks
@@ -39,6 +48,16 @@ class EvalProgress(Protocol):
 
     def samples(self, total: int, done: int) -> AbstractContextManager[Callable[[Sequence[Generation]], None]]:
         """Return a context whose value is called with every new batch."""
+
+
+class Generator(Protocol):
+    """Makes the samples of an evaluation."""
+
+    def reusable(self, problems: Sequence[BenchmarkProblem], done: AbstractSet[SampleKey]) -> set[SampleKey]:
+        """Return which of the samples that are there need not be made again."""
+
+    def generate(self, problems: Sequence[BenchmarkProblem], done: AbstractSet[SampleKey]) -> Batches:
+        """Yield the samples that are missing."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +98,7 @@ def grade_evaluation(folder: EvalFolder, rule: str | None = None, log: PrintLine
     generations = []
     held: dict[str, list[Any]] = {}
     for generation in folder.iterate():
-        if (conversation := generation.conversation) is not None:
+        if (conversation := generation.conversation) is not None and not settings.agent:
             held.setdefault(generation.benchmark, []).append(without_texts(conversation))
         # Only the graders need the texts; the metrics, whether two are equal.
         generations.append(replace(generation, text=str(hash(generation.text)), conversation=None))
@@ -141,9 +160,13 @@ def _generate(
         return 0, 0, 0.0
     samples = 0
     tokens: float = 0  # whole where they were counted, a mean where a server gave their sum
-    with open_tools(settings, options.tool_workers) as tools:
+    with ExitStack() as started:
+        tools = started.enter_context(open_tools(settings, options.tool_workers))
         # Loads the model, so not before something is missing.
-        generator = open_generator(options, settings, problems, tools, progress.message)
+        if settings.agent:
+            generator: Generator = open_agent_generator(options, settings, started)
+        else:
+            generator = open_generator(options, settings, problems, tools, progress.message)
         reused = generator.reusable(problems, known)
         if reused != known:
             folder.keep_only(generation for generation in folder.iterate() if generation.key in reused)

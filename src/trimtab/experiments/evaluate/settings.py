@@ -27,8 +27,9 @@ from trimtab.data import (
 from trimtab.experiments.evaluate import MAX_NEW_TOKENS, EvalOptions
 from trimtab.files import short_digest
 from trimtab.grading import grade
+from trimtab.own_parts import is_own, require_module
 from trimtab.text import nearest, shown
-from trimtab.trainer.config import Config, find_run_model, load, load_stored, model_digest, own_code
+from trimtab.trainer.config import Config, find_run_model, load, load_stored, model_digest, own_code, stored_agent
 from trimtab.trainer.model import pick_device
 from trimtab.trainer.sampling import require_vllm
 from trimtab.trainer.train import build_task
@@ -103,6 +104,7 @@ class EvalSettings:
     device: str = ""
     threads: int = 0
     tools: ToolSettings | None = None
+    agent: str = ""
 
     def sample_keys(self, problems: Iterable[BenchmarkProblem]) -> set[SampleKey]:
         """Return the keys of all samples of these problems."""
@@ -114,7 +116,7 @@ class EvalSettings:
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings that must be the same when an evaluation is resumed."""
-        left_out = MAY_DIFFER if self.tools else {*MAY_DIFFER, "tools"}
+        left_out = {*MAY_DIFFER, *(name for name in ("tools", "agent") if not getattr(self, name))}
         return {name: value for name, value in self.as_json().items() if name not in left_out}
 
     def digest(self) -> str:
@@ -137,6 +139,7 @@ class EvalSettings:
             "response": f"at most {self.max_new_tokens:,} tokens",
             **({} if held_out else {"suffix": repr(self.suffix) if self.suffix else "none"}),
             **({"tools": self.tools.describe()} if self.tools else {}),
+            **({"agent": self.agent} if self.agent else {}),
             "seed": str(self.seed),
             "rule": self.rule,
         }
@@ -252,6 +255,7 @@ def prepare(options: EvalOptions) -> tuple[EvalSettings, list[BenchmarkProblem]]
         device=str(pick_device(options.device)) if native else "",
         threads=torch.get_num_threads() if native else 0,
         tools=tool_settings(options),
+        agent=checked_agent(options),
     )
     return settings, [item for items in problems.values() for item in items]
 
@@ -282,6 +286,19 @@ def tool_settings(options: EvalOptions) -> ToolSettings | None:
     )
 
 
+def checked_agent(options: EvalOptions) -> str:
+    """Return the agent that was asked for; "" without."""
+    if options.agent is None:
+        return ""
+    if not options.agent.strip():
+        raise ValueError("--agent names neither a function, python:MODULE:NAME, nor a command")
+    if options.tools or options.environment:
+        raise ValueError("--agent: an agent calls its tools itself; leave out --tools and --environment")
+    if is_own(options.agent):
+        require_module(options.agent, "an agent")
+    return options.agent
+
+
 def with_benchmarks(options: EvalOptions) -> EvalOptions:
     """Return the options with benchmarks: without any, a run has its held-out problems, decoded as in training.
 
@@ -302,6 +319,13 @@ def with_benchmarks(options: EvalOptions) -> EvalOptions:
         samples=1 if greedy and options.samples is None else options.samples,
         max_new_tokens=options.max_new_tokens or config.rollout.max_new_tokens,
     )
+    if options.agent is None and (agent := stored_agent(found.run / "config.toml")):
+        if not options.own_code:
+            raise ValueError(
+                f"{found.run} was trained through an agent ({shown(agent)}), code of its own: to run it, add "
+                "--own-code; or name one with --agent"
+            )
+        return replace(filled, agent=agent)
     if not config.has_tools or options.tools is not None or options.environment is not None:
         return filled
     return replace(

@@ -12,6 +12,7 @@ from trimtab.trainer.config.loading import (
     parse,
     parse_stored,
     parse_toml,
+    stored_agent,
 )
 from trimtab.trainer.config.recipe import Config, build_objective, json_schema
 from trimtab.trainer.config.run_model import (
@@ -42,4 +43,5 @@ __all__ = [
     "build_objective", "check_own_sampler", "check_vllm_options", "find_checkpoint", "find_recipe", "find_run_model",
     "is_hub_model", "json_schema", "list_checkpoints", "load", "load_stored", "model_digest", "own_code",
     "packaged_recipes", "parse", "parse_stored", "parse_toml", "run_checkpoints",
+    "stored_agent",
 ]  # fmt: skip

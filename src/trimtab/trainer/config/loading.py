@@ -7,6 +7,7 @@ import difflib
 import math
 import os
 import re
+import shlex
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from trimtab.data import is_hub_data
+from trimtab.data import agent_of, is_hub_data
 from trimtab.files import read_bounded
 from trimtab.own_parts import look_beside, own_names, was_loaded
 from trimtab.text import nearest, shorten, shown
@@ -67,6 +68,16 @@ def own_code(path: Path) -> list[str]:
     """Return the names of code that the problems of a stored configuration need: of its task, rules and tools."""
     table = _read(path)
     return own_names([table.get("task"), table.get("tools")])
+
+
+def stored_agent(path: Path) -> str:
+    """Return the agent of a stored configuration, a name or a command; "" if it has none. Nothing of it is run."""
+    table = _read(path)
+    agent, task = _section(table, "agent"), _section(table, "task")
+    if agent.get("command"):
+        return shlex.join(map(str, agent["command"]))
+    brought = agent_of(str(task["name"]), task) if "name" in task else None
+    return str(agent.get("run") or brought or "")
 
 
 def parse_stored(table: Mapping[str, Any]) -> Config:

@@ -98,7 +98,7 @@ class AgentUse:
         Processes that share a policy's weights call this together, also one without a problem.
         """
         rollouts = [(number, problem, sample) for number, problem in problems for sample in range(options.samples)]
-        found = self._run(sampler, rollouts, step, options)
+        found = self.run(sampler, rollouts, step, options)
         groups: list[Group] = [[] for _ in problems]
         for index, ((number, problem, sample), (run, sealed)) in enumerate(zip(rollouts, found, strict=True)):
             samples = samples_of(problem, number, sample, run, sealed, self.on_timeout)
@@ -108,10 +108,13 @@ class AgentUse:
             groups[index // options.samples] += samples
         return groups
 
-    def _run(
+    def run(
         self, sampler: Sampler, rollouts: Sequence[tuple[int, Problem, int]], step: int, options: SamplingOptions
     ) -> list[tuple[AgentRun, SealedRollout]]:
-        """Answer the agents' requests in this thread until all of them have ended."""
+        """Run the agent for numbered problems and samples, and answer its requests in this thread until all have ended.
+
+        All samples of a problem are behind each other.
+        """
         # The key of a response that is sampled in one piece: (seed, step, prompt number, sample) and nothing else.
         numbers = [number for number, _, sample in rollouts if sample == 0]
         keys: list[int] = rng_keys(options.seed, step, numbers, options.samples).tolist()
