@@ -112,12 +112,12 @@ def test_interleaved_conversations_do_not_meet(chatml: ChatTokens) -> None:
     rollout.check()
 
 
-def test_a_sibling_that_nobody_went_on_from_is_abandoned(chatml: ChatTokens) -> None:
+def test_a_sibling_that_was_received_is_trained_also_if_nobody_went_on_from_it(chatml: ChatTokens) -> None:
     rollout = Rollout(chatml)
-    rollout.ask([user("a")], "lost")
-    rollout.ask([user("a")], "kept")
-    rollout.ask([user("a"), said("kept"), user("b")], "more")
-    assert [branch.requests for branch in rollout.tree.branches()] == [(1, 2)] and rollout.tree.abandoned == 1
+    rollout.ask([user("a")], "one of two")
+    rollout.ask([user("a")], "the other")
+    rollout.ask([user("a"), said("the other"), user("b")], "more")
+    assert [branch.requests for branch in rollout.tree.branches()] == [(0,), (1, 2)] and rollout.tree.abandoned == 0
     rollout.check()
 
 

@@ -146,16 +146,11 @@ class MessageTree:
         return found
 
     def _kept(self) -> list[Turn]:
-        """Return all turns but the abandoned: those nobody received, and those a retry took the place of."""
-        asked: dict[tuple[Turn | None, bytes], list[Turn]] = {}
-        for turn in self.turns:
-            asked.setdefault((turn.place.parent, turn.place.path.whole), []).append(turn)
-        kept = []
-        for siblings in asked.values():
-            continued = [turn for turn in siblings if turn.children]
-            kept += continued or [turn for turn in siblings if turn.received]
-        # A turn whose children were all abandoned was received itself: it stays, and is a leaf.
-        return kept
+        """Return all turns but the abandoned: those that nobody received."""
+        # What an agent received and made nothing of is trained too, such as one of three samples or a call that it could
+        # not read: to drop it would mean to choose samples by what they say. A turn that somebody went on from was
+        # received, whatever the connection looked like.
+        return [turn for turn in self.turns if turn.received or turn.children]
 
 
 def message_key(message: ChatMessage) -> bytes:
