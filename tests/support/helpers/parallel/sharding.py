@@ -15,6 +15,7 @@ from torch.optim import SGD
 
 from helpers.model.layer_kernel_cases import packed
 from helpers.own_process import HANG, in_own_process
+from helpers.sampling.requests import ArrivingRequests, requests_for
 from helpers.train.short_runs import SETTINGS
 from trimtab.data import PromptTokens, SamplingOptions
 from trimtab.trainer.config import Config, load
@@ -148,6 +149,17 @@ def _compare_samples(whole: Any, sharded: Any, world: World) -> None:
         assert [[r.tokens.tolist() for r in group] for group in found] == [
             [r.tokens.tolist() for r in group] for group in expected
         ]
+        answered = [_serve(some, prompts, options) for some in (whole, sharded)]
+        assert answered[0] == answered[1]
+        assert len(answered[0]) == 2 * len(prompts)
+
+
+def _serve(sampler: Any, prompts: list[PromptTokens], options: SamplingOptions) -> list[list[int]]:
+    """Return the tokens of the answers to requests that come one after the other."""
+    asked = [request for group in requests_for(prompts, 1, options) for request in group]
+    requests = ArrivingRequests(asked, max_delay=5, max_tokens=20)
+    sampler.serve(requests, options)
+    return [requests.answers[request].tokens.tolist() for request in asked]
 
 
 def _check_bytes(policy: Policy) -> None:
