@@ -147,9 +147,9 @@ class MessageTree:
 
     def _kept(self) -> list[Turn]:
         """Return all turns but the abandoned: those that nobody received."""
-        # What an agent received and made nothing of is trained too, such as one of three samples or a call that it could
-        # not read: to drop it would mean to choose samples by what they say. A turn that somebody went on from was
-        # received, whatever the connection looked like.
+        # What an agent received and made nothing of is trained too, such as one of three samples, or a call that it
+        # could not read: to drop it would mean to choose samples by what they say. A turn that somebody went on from
+        # was received, whatever the connection looked like.
         return [turn for turn in self.turns if turn.received or turn.children]
 
 
