@@ -94,8 +94,7 @@ def parse_request(
     given = _load(body, max_depth)
     for name in given:
         if name not in READ and name not in IMPOSED and name not in REFUSED and name not in IGNORED:
-            known = nearest(name, [*READ, *IMPOSED, *REFUSED])
-            _refuse(f"unknown parameter {shown(name)}: {known}", shown(name), "unknown_parameter")
+            _refuse(f"unknown parameter {shown(name)}: {nearest(name, READ)}", shown(name), "unknown_parameter")
     for name, (allowed, why) in REFUSED.items():
         if name in given and not any(_same(given[name], each) for each in allowed):
             _refuse(f"{name} cannot be {shown(given[name])}: {why}", name, "unsupported_value")

@@ -50,7 +50,7 @@ class RolloutStats:
     merged: int = 0
     replayed: int = 0  # retries that got the recorded answer
     joined: int = 0  # retries that waited for the running one
-    abandoned: int = 0  # answers that nobody went on from or received, because a retry took their place
+    abandoned: int = 0  # answers that nobody received, nor went on from: not trained
     cancelled: int = 0  # requests whose client was gone, or that still ran when the rollout was sealed
     sampled_tokens: int = 0
     overridden: Mapping[str, int] = field(default_factory=dict)  # parameters that the run imposes, by name

@@ -14,10 +14,10 @@ import asyncio
 import hashlib
 import traceback
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trimtab.agents.chat_replies import ChatReply, reply_id, reply_message, token_logprobs
@@ -53,59 +53,6 @@ class Job:
     leaving: asyncio.TimerHandle | None = None
 
 
-@dataclass(eq=False)
-class _Waiting:
-    """A job that waits for its share of the budget: at most `most` tokens."""
-
-    job: Job
-    most: int
-    granted: asyncio.Future[int]
-
-
-@dataclass(eq=False)
-class Budget:
-    """The tokens that a rollout may sample. Running requests have theirs set aside, so that the sum is kept.
-
-    A request that wants more than is left beside the running ones waits for these: what they leave is its own.
-    """
-
-    tokens: int
-    used: int = 0
-    aside: int = 0
-    running: int = 0
-    waiting: deque[_Waiting] = field(default_factory=deque)
-
-    def ask(self, job: Job, most: int, loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
-        """Return the future of how many tokens a job may sample; 0 if the budget is used up."""
-        future: asyncio.Future[int] = loop.create_future()
-        self.waiting.append(_Waiting(job, most, future))
-        self.grant()
-        return future
-
-    def grant(self) -> None:
-        """Let the jobs at the front of the queue begin, as far as the budget goes."""
-        while self.waiting:
-            first = self.waiting[0]
-            wanted = min(first.most, self.tokens - self.used)
-            free = self.tokens - self.used - self.aside
-            if self.running and wanted > free:
-                return
-            self.waiting.popleft()
-            if first.granted.done():
-                continue
-            if wanted:
-                self.aside += wanted
-                self.running += 1
-            first.granted.set_result(wanted)
-
-    def give_back(self, granted: int, sampled: int) -> None:
-        """Take note of the end of a job that was granted tokens."""
-        self.running -= 1
-        self.aside -= granted
-        self.used += sampled
-        self.grant()
-
-
 class Session:
     """One rollout: an API key, and the tree of what was sampled with it.
 
@@ -130,7 +77,7 @@ class Session:
         self._chat, self._limits, self._queue = chat, limits, queue
         self._loop, self._threads, self._run_in_loop = loop, threads, run_in_loop
         self._tree = MessageTree(chat, limits.max_tokens)
-        self._budget = Budget(max_new_tokens)
+        self._budget, self._sampled_tokens = max_new_tokens, 0
         self._jobs: dict[bytes, list[Job]] = {}
         self._running: set[Job] = set()
         self._asked: Counter[bytes] = Counter()  # requests by their prompts
@@ -175,7 +122,7 @@ class Session:
             joined=self._counts["joined"],
             abandoned=self._tree.abandoned,
             cancelled=self._counts["cancelled"],
-            sampled_tokens=self._budget.used,
+            sampled_tokens=self._sampled_tokens,
             overridden=dict(self._overridden),
             new_roots=dict(self._new_roots),
             refused=dict(self._refused),
@@ -306,15 +253,22 @@ class Session:
                 f"the messages have {len(place.prompt):,} tokens, and with an answer the model takes "
                 f"{self._limits.max_tokens:,}"
             )
-        granted = await self._granted(job, min(room, job.asked.max_tokens or room))
-        sampled = 0
-        try:
-            prompt_tokens = len(place.prompt)
-            response = await self._response(job, place, granted)
-            sampled = len(response.tokens)
-            return self._add(job, place, response, prompt_tokens)
-        finally:
-            self._budget.give_back(granted, sampled)
+        # Requests at once may each take all that is left: who is late with its answer gets the rest of the budget.
+        most = min(room, self._left(), job.asked.max_tokens or room)
+        prompt_tokens = len(place.prompt)
+        response = cut(await self._response(job, place, most), self._left())
+        self._sampled_tokens += len(response.tokens)
+        return self._add(job, place, response, prompt_tokens)
+
+    def _left(self) -> int:
+        """Return how many tokens the rollout may still sample, if any."""
+        left = self._budget - self._sampled_tokens
+        if left < 1:
+            raise RequestError(
+                f"the rollout has sampled {self._sampled_tokens:,} tokens, and rollout.max_new_tokens allows no more",
+                code="token_budget_exceeded",
+            )
+        return left
 
     async def _place(self, asked: ChatRequest) -> Place:
         size = sum(len(message["content"]) for message in asked.messages)
@@ -322,27 +276,11 @@ class Session:
             return self._tree.place(asked.messages, asked.tools)
         return await self._loop.run_in_executor(self._threads, self._tree.place, asked.messages, asked.tools)
 
-    async def _granted(self, job: Job, most: int) -> int:
-        future = self._budget.ask(job, most, self._loop)
-        try:
-            granted = await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.result():  # both in one turn of the loop
-                self._budget.give_back(future.result(), 0)
-            self._budget.grant()
-            raise
-        if not granted:
-            raise RequestError(
-                f"the rollout has sampled {self._budget.used:,} tokens, and rollout.max_new_tokens allows no more",
-                code="token_budget_exceeded",
-            )
-        return granted
-
-    async def _response(self, job: Job, place: Place, granted: int) -> Response:
+    async def _response(self, job: Job, place: Place, most: int) -> Response:
         prompt = hashlib.blake2b(array("q", place.prompt).tobytes()).digest()
         stop = StopStrings(job.asked.stop, self._chat.decode) if job.asked.stop else None
         follows = None if place.parent is None else place.parent.request
-        request = Request(place.prompt, self._key(prompt, self._asked[prompt]), granted, follows, stop)
+        request = Request(place.prompt, self._key(prompt, self._asked[prompt]), most, follows, stop)
         self._asked[prompt] += 1
         job.request = request
         try:
@@ -352,10 +290,8 @@ class Session:
             self._asked[prompt] -= 1  # if it comes again, it gets the same tokens
             raise
         request.follows = None  # or a chain of all that was asked would stay in memory
-        if not 1 <= len(response.tokens) <= granted:
-            raise ValueError(
-                f"the sampler's answer has {len(response.tokens)} tokens, and 1 to {granted} were asked for"
-            )
+        if not 1 <= len(response.tokens) <= most:
+            raise ValueError(f"the sampler's answer has {len(response.tokens)} tokens, and 1 to {most} were asked for")
         return response
 
     def _key(self, prompt: bytes, number: int) -> int:
@@ -384,6 +320,14 @@ class Session:
             logprobs = token_logprobs(texts, response.logp.tolist())
         identifier = reply_id(request.key)
         return ChatReply(identifier, self._limits.model, message, finish, prompt_tokens, len(tokens), logprobs)
+
+
+def cut(response: Response, most: int) -> Response:
+    """Return the beginning of a response; as it is, if it is no longer."""
+    if len(response.tokens) <= most:
+        return response
+    moments = None if response.moments is None else response.moments[:, :most]
+    return Response(response.tokens[:most], response.logp[:most], False, response.sample, moments=moments)
 
 
 def sealed_error() -> RequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ Policy = Callable[[Request], str | list[int]]  # a text gets an end token
 
 @dataclass
 class FakeSampler:
-    """What was asked so far; `held` keeps answers back while it is set."""
+    """What was asked so far, and how many at a time; answers are kept back until `free` is set."""
 
     tokenizer: Any
     policy: Policy
@@ -33,13 +34,23 @@ class FakeSampler:
 
     def serve(self, endpoint: Endpoint) -> None:
         """Answer until there are no more requests."""
-        while (taken := endpoint.requests.take(block=True)) is not None:
+        taken: queue.SimpleQueue[list[Request] | None] = queue.SimpleQueue()
+        answering = threading.Thread(target=self.answer, args=(endpoint, taken), daemon=True)
+        answering.start()
+        while (requests := endpoint.requests.take(block=True)) is not None:
             with self.arrived:
-                self.requests += taken
-                self.batches.append(len(taken))
+                self.requests += requests
+                self.batches.append(len(requests))
                 self.arrived.notify_all()
+            taken.put(requests)
+        taken.put(None)
+        answering.join(30)
+
+    def answer(self, endpoint: Endpoint, taken: queue.SimpleQueue[list[Request] | None]) -> None:
+        """Answer requests as they come, while that is allowed."""
+        while (requests := taken.get()) is not None:
             self.free.wait()
-            for request in taken:
+            for request in requests:
                 if not request.cancelled:
                     endpoint.requests.answer(request, self.response(request))
 
