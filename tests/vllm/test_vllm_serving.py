@@ -46,7 +46,7 @@ def test_requests_that_follow_or_stop_have_the_trainers_log_probabilities(policy
         return 3 if len(tokens) >= 3 else None  # type: ignore[arg-type]
 
     (long,) = small.prompts(policy, [small.LONG])
-    requests = ArrivingRequests([Request(long.ids, key, 9) for key in range(6)], then=then)
+    requests = ArrivingRequests([Request(long.ids, key, 9) for key in range(6)], then=then, max_tokens=216)
     sampler.serve(requests, small.OPTIONS)
     assert len(requests.answers) == 12
     assert {len(response.tokens) for request, response in requests.answers.items() if request.follows} <= {1, 2, 3}
@@ -58,7 +58,7 @@ def test_after_a_cancelled_request_the_sampler_samples_as_before(policy: Policy,
     prompts = small.prompts(policy)
     before = small.tokens(sampler.sample(prompts, 0, small.OPTIONS))
     (first,) = asked = [Request(prompts[0].ids, 1, 80)]
-    requests = ArrivingRequests(asked)
+    requests = ArrivingRequests(asked, max_tokens=216)
     requests.at_poll = lambda number: setattr(first, "cancelled", number == 2)
     sampler.serve(requests, small.OPTIONS)
     assert not requests.answers or not first.cancelled
