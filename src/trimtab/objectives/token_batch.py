@@ -195,6 +195,11 @@ class TokenBatch:
         """The number of tokens of each response."""
         return torch.bincount(self.sequence, minlength=self.responses)
 
+    @property
+    def starts(self) -> Tensor:
+        """The position of the first token of each response."""
+        return torch.cumsum(self.lengths, 0) - self.lengths
+
     @cached_property
     def offsets(self) -> list[int]:
         """The start of each response and the end of the last, as integers on the host."""
@@ -239,8 +244,7 @@ class TokenBatch:
     def _layout(self) -> Layout:
         if self.layout is not None:
             return self.layout
-        start = torch.cumsum(self.lengths, 0) - self.lengths
-        position = torch.arange(self.tokens, device=self.sequence.device) - start[self.sequence]
+        position = torch.arange(self.tokens, device=self.sequence.device) - self.starts[self.sequence]
         longest = int(self.lengths.max()) if self.responses else 0
         return Layout(self.sequence * longest + position, (self.responses, longest))
 
@@ -365,6 +369,7 @@ SIGNS = {**dict.fromkeys(LOGPS, 1), "entropy": -1, "sum_p2": -1, "sum_p2_logp": 
 
 # How to obtain an optional field.
 FIELD_HELP = {
+    "group": "give each response the number of its prompt",
     "sum_p2": "it is the sum of p^2 over the vocabulary, which is not below 0",
     "sum_p2_logp": "it is the sum of p^2 ln p over the vocabulary, which is not above 0",
     "entropy": "measure it in the pass that gives old_logp: -sum p ln p over the vocabulary",

@@ -29,6 +29,7 @@ from trimtab.objectives.ratios import (
 from trimtab.objectives.rules import entropy, penalties
 from trimtab.objectives.rules.s2t import s2t
 from trimtab.objectives.rules.stare import stare as stare_rule
+from trimtab.objectives.rules.token_baseline import token_baseline
 from trimtab.objectives.rules.trim import trim
 from trimtab.objectives.surrogates import (
     Divergence,
@@ -214,6 +215,19 @@ def lp_reg(
     return Objective("lp_reg", token_ratio, surrogate, token_mean, (rule,), (penalties.below_proxy,))
 
 
+@method(paper="2602.07078", rule=token_baseline)
+def otb(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
+    """DAPO's loss with the optimal token baseline: each token has a baseline of its own, with the least variance.
+
+    The baseline is the mean reward of the group, weighted by the squared gradient norms of each response up to the
+    token. We found the formula of the advantage alone, so the loss around it is our choice. What becomes of responses
+    that have ended before the token is our reading. ended=left_out ignores them, as verl does. ended=kept counts them
+    with the weight of their last token. Where no other response is as long, the baseline is the group's mean.
+    """
+    surrogate, rule = ppo_clip(clip_low, clip_high, dual_clip), token_baseline(**options)
+    return Objective("otb", token_ratio, surrogate, token_mean, (rule,), advantage="group_centered")
+
+
 @method()
 def reinforce() -> Objective:
     """The plain policy gradient, without ratio and clip. Use it for on-policy updates only."""
@@ -270,6 +284,7 @@ def sspo(
 # With the paper of each.
 _ATTACHED: dict[Callable[..., TokenRule | penalties.Penalty], str] = {
     s2t: "2602.15620",
+    token_baseline: "2602.07078",
     stare_rule: "2606.19236",
     entropy.top_entropy: "2506.01939",
     penalties.tis: "",

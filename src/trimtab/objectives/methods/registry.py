@@ -39,6 +39,7 @@ OPTIONS: dict[str, Option] = {
     "damp": Option("STARE's M: the factor for tokens that lower the entropy", 0, 1),
     "divergence": Option("how the change of a token's probability is measured: the difference (tv) or the binary KL"),
     "dual_clip": Option("upper limit of the ratio if the advantage is negative; none means no limit", 1),
+    "ended": Option("whether responses that have ended before a token still count in its baseline"),
     "entropy_cap": Option("upper limit of the bonus, as a share of |A|; up to 1 the bonus keeps the sign of A", 0),
     "estimator": Option("which estimator of the KL divergence to use"),
     "fall": Option("floor and ceiling move linearly to this multiple of themselves", 0, 1),

@@ -36,6 +36,7 @@ COMBINATIONS = (
     "stare(boost=critical, variant=C1, target=9)",
     "vespo + entropy_bonus(coef=0.1, target=9) + trim(floor=9, gain=2)",
     "dapo + entropy_bonus(coef=0.5) + s2t(tau_p=0.2)",
+    "gspo + token_baseline(ended=kept) + kl(coef=0.1)",
 )
 EVERY = (*METHODS, *COMBINATIONS)
 

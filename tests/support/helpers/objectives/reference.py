@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from helpers.objectives.reference_control import ATTACHMENTS, stare_attached
+from helpers.objectives.reference_baselines import token_baseline
+from helpers.objectives.reference_control import ATTACHMENTS as STEERING_ATTACHMENTS
+from helpers.objectives.reference_control import stare_attached
 from helpers.objectives.reference_terms import (
     STARE_VARIANTS,
     Batch,
@@ -38,6 +40,8 @@ from helpers.objectives.reference_terms import (
     top_entropy_rule,
     update,
 )
+
+ATTACHMENTS = {**STEERING_ATTACHMENTS, "token_baseline": token_baseline}
 
 # ---------------------------------------------------------------------------------------------------------- methods
 
@@ -290,6 +294,18 @@ def reinforce(batch: Batch, also: Sequence[Rule] = ()) -> Update:
     return update(batch, also, terms, "token-mean")
 
 
+def otb(
+    batch: Batch,
+    ended: str = "left_out",
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+    aggregation: str = "token-mean",
+    also: Sequence[Rule] = (),
+) -> Update:
+    return dapo(batch, clip_low, clip_high, dual_clip, aggregation, also=[token_baseline(ended), *also])
+
+
 def stapo(
     batch: Batch,
     tau_p: float = 0.002,
@@ -361,7 +377,7 @@ __all__ = [
     "clip_cov_candidates", "covariances", "dapo", "dppo", "dr_grpo", "drop_these", "entropy_advantage", "flat",
     "gmpo", "group_advantages", "groups_with_signal", "grpo", "gspo", "highest", "k3", "kl", "kl_cov", "log_ratio",
     "log_ratio_slope",
-    "lp_reg", "luspo", "mean_entropy", "reinforce", "s2t", "sapo", "segments", "share_of", "shared_ppo",
+    "lp_reg", "luspo", "mean_entropy", "otb", "reinforce", "s2t", "sapo", "segments", "share_of", "shared_ppo",
     "silence_these", "sspo", "stapo", "stare", "stare_rule", "token_ppo", "top_entropy", "top_entropy_rule",
     "update", "vespo",
 ]  # fmt: skip
