@@ -31,6 +31,12 @@ DEMO = demo_tokenizer()
 HTTP = httpx.Client()  # to make one takes 50 ms
 
 
+@pytest.fixture(autouse=True, scope="module")
+def http_is_closed() -> Iterator[None]:
+    yield
+    HTTP.close()
+
+
 @contextlib.contextmanager
 def serving(
     policy: Policy = lambda request: "7", tokenizer: Any = DEMO, **limits: Any

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import shutil
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 from typer.testing import CliRunner
 
 import trimtab
+from helpers.agents.tokenizers_of_models import CHATML, llama, qwen, small_tokenizer
 from trimtab.cli import app, doctor
 from trimtab.engines import TESTED_VERSIONS
 from trimtab.text import install_command
+from trimtab.trainer.model import demo_tokenizer
 from trimtab.trainer.sampling.vllm import TESTED_VERSIONS as VLLM_VERSIONS
 
 
@@ -108,3 +111,53 @@ def test_the_tested_versions_are_those_of_the_adapters() -> None:
     tested = {name: version for name, _, _, version in doctor.PACKAGES}
     assert tested["vllm"] in VLLM_VERSIONS
     assert {name: tested[name] for name in TESTED_VERSIONS} == TESTED_VERSIONS
+
+
+def tell(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Return the lines that `trimtab doctor --model` shows of a tokenizer, by what they are about."""
+    monkeypatch.setattr(doctor, "tokenizer_at_hand", lambda name: tokenizer)
+    done = CliRunner().invoke(app, ["doctor", "--model", "some/model"])
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.stdout.splitlines()[1:] if line.strip()]
+    heads = [(number, line) for number, line in enumerate(lines) if "  yes" in line or "  no" in line]
+    told: dict[str, list[str]] = {}
+    for number, line in heads:
+        end = next((later for later, _ in heads if later > number), len(lines))
+        name = line.partition("  ")[0].strip()
+        told[name] = [line[len(name) :].split()[0], " ".join(" ".join(lines[number:end]).split())]
+    return told
+
+
+@pytest.mark.parametrize(
+    ("make", "exact", "words"),
+    [
+        (lambda: qwen("qwen2_5"), {"plain chat": "yes", "system messages": "yes", "tools": "yes"}, "as hermes writes"),
+        (
+            lambda: qwen("qwen3"),
+            {"plain chat": "yes", "system messages": "yes", "tools": "yes", "thinking": "no"},
+            "a user's message after one with reasoning: the template writes earlier messages differently",
+        ),
+        (llama, {"plain chat": "yes", "system messages": "yes", "tools": "yes"}, "as llama writes"),
+        (lambda: small_tokenizer(CHATML), {"plain chat": "yes", "system messages": "yes", "tools": "yes"}, "write"),
+        (demo_tokenizer, {"chat template": "yes"}, "there is no chat template"),
+    ],
+)
+def test_a_models_chat_template_is_examined(
+    make: Callable[[], Any], exact: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tell(make(), monkeypatch)
+    assert {name: state for name, (state, _) in told.items()} == exact
+    assert words in " ".join(text for _, text in told.values())
+
+
+def test_a_template_that_takes_nothing_but_a_question_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = "{% if messages | length > 1 %}{{ raise_exception('one message only') }}{% endif %}" + CHATML
+    told = tell(small_tokenizer(one), monkeypatch)
+    assert {state for state, _ in told.values()} == {"no"}
+    assert "does not write it behind a message of the model" in told["plain chat"][1]
+
+
+def test_a_model_that_is_not_here_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "tokenizer_at_hand", lambda name: None)
+    done = CliRunner().invoke(app, ["doctor", "--model", "some/model"])
+    assert done.exit_code != 0 and "hf download some/model" in done.output

@@ -9,6 +9,7 @@ from trimtab.agents.endpoint_limits import EndpointLimits
 from trimtab.agents.reply_template import ReplyTemplate
 from trimtab.agents.sealed_rollout import NEW_ROOTS, Branch, RolloutStats, SealedRollout
 from trimtab.agents.session import Session
+from trimtab.agents.template_check import check_template
 from trimtab.agents.tool_set import BUILT_IN, ToolCatalog, ToolSet
 from trimtab.agents.types import ENDED, OUTCOMES, Call, Conversation, Limits, Message
 
@@ -16,5 +17,5 @@ __all__ = [
     "BUILT_IN", "CALL_FORMATS", "ENDED", "NEW_ROOTS", "OUTCOMES", "Access", "AgentPool", "AgentRun", "AgentWorker",
     "Branch", "Call", "CallFormat", "ChatTokens", "Conversation", "Conversations", "Dialogue", "Endpoint",
     "EndpointLimits", "Limits", "Message", "ParsedCall", "ReplyTemplate", "RolloutStats", "SealedRollout", "Session",
-    "ToolCatalog", "ToolSet", "read_json_call",
+    "ToolCatalog", "ToolSet", "check_template", "read_json_call",
 ]  # fmt: skip

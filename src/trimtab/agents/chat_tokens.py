@@ -51,7 +51,7 @@ class Shape:
 
     messages: tuple[dict[str, Any], ...] = ()
     tools: bool = False
-    children: dict[Any, _Step | Reason] = field(default_factory=dict)
+    children: dict[Any, Step | Reason] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _Slot:
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """What a template writes behind a message of the model: markup and slots in turn."""
 
     pieces: tuple[str | _Slot, ...]
@@ -238,10 +238,10 @@ class ChatTokens:
             text = "".join(self.separator + message["content"] for message in messages)
             self.protected.check_length(text, limit)
             return Context(self.text.encode(text), shape)
-        given = [self._of_known_role(message) for message in messages]
-        step = self.step(shape, self._think(sampled, opened), opened, given)
+        step = self.follow(shape, think_of(self.raw(sampled), opened), opened, messages)
         if isinstance(step, str):
             return step
+        given = [self._of_known_role(message) for message in messages]
         parts = []
         for piece in step.pieces:
             if isinstance(piece, _Slot):
@@ -254,15 +254,13 @@ class ChatTokens:
             del tokens[0]  # the end of a message that the model has written itself
         return Context(tokens, step.shape, step.opened)
 
-    def _think(self, sampled: Sequence[int], opened: bool) -> Think:
-        return think_of(self.raw(sampled), opened)
-
-    def step(self, shape: Shape, think: Think, opened: bool, messages: Sequence[ChatMessage]) -> _Step | Reason:
+    def follow(self, shape: Shape, think: Think, opened: bool, messages: Sequence[ChatMessage]) -> Step | Reason:
         """Return what the template writes behind a message of the model, or why that cannot be said."""
-        key = (think, opened, *map(_kind, messages))
+        given = [self._of_known_role(message) for message in messages]
+        key = (think, opened, *map(_kind, given))
         found = shape.children.get(key)
         if found is None:
-            found = self._ask_step(shape, think, opened, messages)
+            found = self._ask_step(shape, think, opened, given)
             with self._lock:
                 self._steps += 1
                 if self._steps > MAX_SHAPES:  # contexts that are in use keep what they need
@@ -270,7 +268,7 @@ class ChatTokens:
                 found = shape.children.setdefault(key, found)
         return found
 
-    def _ask_step(self, shape: Shape, think: Think, opened: bool, messages: Sequence[ChatMessage]) -> _Step | Reason:
+    def _ask_step(self, shape: Shape, think: Think, opened: bool, messages: Sequence[ChatMessage]) -> Step | Reason:
         answer = think.made()
         tail = [_made_tail(number, message) for number, message in enumerate(messages)]
         begun = [*shape.messages, {"role": "assistant", "content": answer}]
@@ -286,7 +284,7 @@ class ChatTokens:
         pieces = _pieces(text[len(start) :], probe[len(start) :], tail)
         if pieces is None:
             return "roles"
-        return _Step(pieces, Shape((*begun, *tail), shape.tools), _opens_thinking(text))
+        return Step(pieces, Shape((*begun, *tail), shape.tools), _opens_thinking(text))
 
     def raw(self, sampled: Sequence[int]) -> str:
         """Return a sampled message with its special tokens, but for the one that ends it."""

@@ -187,6 +187,9 @@ def doctor(
     remove_warm_starts: Annotated[
         bool, typer.Option("--remove-warm-starts", help="Empty the cache of warm starts; check nothing.")
     ] = False,
+    model: Annotated[
+        str, typer.Option(help="Check instead whether this model's chat template continues conversations exactly.")
+    ] = "",
 ) -> None:
     """Check this machine: which features work, which need something else, and how to get it."""
     if remove_warm_starts:
@@ -197,9 +200,13 @@ def doctor(
         return
     from rich.console import Console
 
-    from trimtab.cli.doctor import show_doctor
+    from trimtab.cli.doctor import show_doctor, show_model
 
-    show_doctor(Console(width=None if sys.stdout.isatty() else 160))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if model:
+        show_model(console, model)
+        return
+    show_doctor(console)
 
 
 @app.command()

@@ -19,9 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab import __version__
+from trimtab.agents import ChatTokens, check_template
 from trimtab.grading import grade
 from trimtab.text import install_command, printable, shorten
 from trimtab.trainer.attention import causal_attention
+from trimtab.trainer.model import tokenizer_at_hand
 from trimtab.trainer.train import list_warm_starts
 from trimtab.workers import probe_lines
 
@@ -84,6 +86,21 @@ def show_doctor(console: Console) -> None:
         table.add_row(finding.name, state, found, advice)  # a path is never cut short
     console.print(table)
     console.print("What a run needs in memory: trimtab train RECIPE --dry-run", highlight=False)
+
+
+def show_model(console: Console, model: str) -> bool:
+    """Print what can be continued exactly with a model's chat template; return whether all of it can."""
+    tokenizer = tokenizer_at_hand(model)
+    if tokenizer is None:
+        raise ValueError(f"{model} is not on this machine yet: hf download {model} --include 'tokenizer*' '*.jinja'")
+    findings = check_template(ChatTokens(tokenizer))
+    console.print(f"{printable(model)}: what an agent's requests are continued with", highlight=False, markup=False)
+    table = Table("", "exact", "", box=None, pad_edge=False)
+    for finding in findings:
+        state: State = "yes" if finding.exact else "no"
+        table.add_row(finding.name, Text(state, style=STYLES[state]), Text(printable(finding.words), overflow="fold"))
+    console.print(table)
+    return all(finding.exact for finding in findings)
 
 
 def _safely(name: str, check: Callable[[], Finding]) -> Finding:
