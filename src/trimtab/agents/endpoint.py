@@ -154,6 +154,12 @@ class Endpoint:
         self._loop.call_soon_threadsafe(run)
         done.result(STOP_SECONDS)
 
+    @property
+    def thread_ident(self) -> int:
+        """The thread of the server, for those who measure its time."""
+        assert self._thread.ident is not None
+        return self._thread.ident
+
     def finish(self) -> None:
         """Say that all rollouts of this call have ended: `requests.take` returns None until the next `open`."""
         self.requests.finish()
