@@ -1,6 +1,6 @@
 """A training run: the loop, rollouts, scoring, recording, checkpoints, warm start."""
 
-from trimtab.trainer.train.agents import AgentUse, error_of
+from trimtab.trainer.train.agents import AgentUse, EndedRollout, agent_metrics, error_of
 from trimtab.trainer.train.alarm_actions import (
     INVALID,
     STOPPED,
@@ -52,10 +52,10 @@ from trimtab.trainer.train.warm_start import check_problems, list_warm_starts, r
 
 __all__ = [
     "END_WINDOW", "INVALID", "METRICS", "STOPPED", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "UNSAVED",
-    "AccuracyChange", "AgentUse", "Alarm", "AlarmHandler", "InputReader", "MetricsLog", "Reporter",
+    "AccuracyChange", "AgentUse", "Alarm", "AlarmHandler", "EndedRollout", "InputReader", "MetricsLog", "Reporter",
     "Run", "RunFolder", "RunStoppedError", "RunSummary", "SampleText", "SavedRun", "StopReason", "ToolUse",
-    "accuracy_change", "best_evaluation", "build_policy", "build_sampler", "build_task", "build_tool_use",
-    "build_tools", "check_problems", "check_prompts", "config_changes", "describe_metric", "describe_model",
+    "accuracy_change", "agent_metrics", "best_evaluation", "build_policy", "build_sampler", "build_task",
+    "build_tool_use", "build_tools", "check_problems", "check_prompts", "config_changes", "describe_metric", "describe_model",
     "describe_task", "encode_problems", "error_of", "export_model", "follow_run", "hub_note", "input_changes",
     "list_warm_starts", "load_run", "longest_prompt", "observed_entropy", "open_policy", "prompt_lengths",
     "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml", "silencing_advice", "some_problems",
