@@ -133,6 +133,7 @@ def test_another_loss_of_verl_is_refused_with_our_name_for_it(mode: str) -> None
         ([], "dr_grpo", "norm_adv_by_std_in_grpo=False"),
         (["algorithm.norm_adv_by_std_in_grpo=False"], "stapo", "norm_adv_by_std_in_grpo=True"),
         (["algorithm.adv_estimator=rloo"], "stapo", "trimtab.advantage=verl"),
+        ([], "maxrl", "advantages that verl does not have"),
         (["distillation.enabled=True"], "stapo", "a loss of its own"),
     ],
 )

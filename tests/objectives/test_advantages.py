@@ -39,6 +39,20 @@ def test_equal_rewards_give_exactly_zero(value: float, size: int) -> None:
         assert estimator(reward, group).abs().max() == 0
 
 
+def test_maxrl_divides_by_the_mean_reward() -> None:
+    """One of four right: 0.75 / 0.25 for the right one. Three of four: 0.25 / 0.75."""
+    reward, group = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0]), torch.arange(8) // 4
+    expected = torch.tensor([3.0, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1])
+    torch.testing.assert_close(advantages.mean_normalized(reward, group), expected)
+    assert advantages.mean_normalized([0.0, 0.0], [0, 0]).tolist() == [0.0, 0.0]
+    assert advantages.mean_normalized([-2.0, -2.0, 3.0], [0, 0, 1]).tolist() == [0.0, 0.0, 3.0]
+
+
+def test_maxrl_refuses_rewards_below_zero() -> None:
+    with pytest.raises(ValueError, match="but the reward of response 2 is -1: pay 0 or more"):
+        advantages.mean_normalized([1.0, 0.0, -1.0], [0, 0, 0])
+
+
 def test_lists_are_welcome_and_the_float_type_stays() -> None:
     assert advantages.group_centered([1, 0], [0, 0]).tolist() == [0.5, -0.5]
     assert advantages.group_centered(torch.tensor([1.0, 0.0], dtype=torch.float64), [0, 0]).dtype == torch.float64

@@ -30,6 +30,15 @@ def run(
     return out.loss.item(), gradient.tolist(), {key: value.item() for key, value in out.metrics.items()}
 
 
+def test_maxrl_raises_a_rare_right_answer_by_its_rarity() -> None:
+    maxrl = tt.objective("maxrl")
+    advantage = maxrl.advantages(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 0]))
+    old = torch.full((3,), -1.0)
+    packed = tt.TokenBatch(old_logp=old, advantage=advantage, sequence=torch.arange(3))
+    _, grad_logp = maxrl.loss_and_grad(old, maxrl.plan(packed))
+    assert grad_logp.tolist() == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
+
+
 def test_ppo_clips_on_the_side_that_the_advantage_pushes_to() -> None:
     loss, gradient, metrics = run("dapo", tokens([0.5, 1.0, 2.0], 1.0))
     assert loss == pytest.approx(-(0.5 + 1.0 + 1.28) / 3)

@@ -21,6 +21,10 @@ def with_segments(tokens: tt.TokenBatch, segment: torch.Tensor) -> tt.TokenBatch
 
 PAIRS: dict[str, tuple[Build, Build]] = {
     "STAPO that finds nothing rare is DAPO": (lambda: tt.objective("stapo", tau_p=0.0), lambda: tt.objective("dapo")),
+    "MaxRL is GRPO with its advantage and the mean over tokens": (
+        lambda: tt.objective("maxrl"),
+        lambda: tt.objective("grpo", advantage="mean_normalized", aggregation="token-mean"),
+    ),
     "STAPO is DAPO with S2T": (
         lambda: tt.objective("stapo", tau_p=0.2),
         lambda: tt.objective("dapo + s2t", tau_p=0.2),

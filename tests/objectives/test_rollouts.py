@@ -144,7 +144,7 @@ def test_advantages_of_a_users_own_are_of_rollouts() -> None:
 @given(value=st.floats(-1e3, 1e3, width=32), branches=st.integers(1, 50))
 def test_equal_rewards_of_branches_are_no_noise(value: float, branches: int) -> None:
     reward, rollout = [value] * (branches + 1), [0] * branches + [1]
-    for name in ("group_normalized", "group_centered", "leave_one_out"):
+    for name in ("group_normalized", "group_centered", "leave_one_out", "mean_normalized"):
         assert compute_advantages(name, reward, [0] * (branches + 1), rollout).abs().max() == 0
 
 
@@ -160,7 +160,7 @@ def test_rollouts_of_one_branch_change_no_bit(name: str, seed: int, ids: list[in
     mine, other = (loss_and_gradient(objective, each, new) for each in (tokens, alike))
     assert torch.equal(mine[0], other[0])
     assert torch.equal(mine[1], other[1])
-    reward = moved(tokens).detach()[:6]
+    reward = moved(tokens).detach()[:6].exp()
     plain = objective.advantages(reward, tokens.group)
     assert torch.equal(objective.advantages(reward, tokens.group, alike.rollout), plain)
 

@@ -7,6 +7,7 @@ baseline 0 (and deviation 1). Of responses that are branches of a rollout, the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.token_batch import NotFiniteError, number_rollouts
@@ -15,6 +16,7 @@ from trimtab.text import nearest, shown
 
 Values = Tensor | Sequence[float]
 Groups = Tensor | Sequence[int]
+AdvantageName = Literal["group_normalized", "group_centered", "leave_one_out", "mean_normalized"]
 
 
 def group_normalized(reward: Values, group: Groups, eps: float = 1e-6) -> Tensor:
@@ -38,8 +40,20 @@ def leave_one_out(reward: Values, group: Groups) -> Tensor:
     return (stats.centered * stats.size / (stats.size - 1).clamp(min=1)).to(stats.dtype)
 
 
+def mean_normalized(reward: Values, group: Groups) -> Tensor:
+    """MaxRL: `(R - mean) / mean` in the group, for rewards of at least 0. A group without any reward gives 0."""
+    stats = _Groups(reward, group)
+    # A mean near 0 or below would turn advantages round, or make them huge.
+    negative = ((stats.reward < 0) & (stats.centered != 0) & (stats.size > 1)).nonzero().flatten().tolist()
+    if negative:
+        where = f"the reward of response {negative[0]} is {float(stats.reward[negative[0]]):g}"
+        raise ValueError(f"mean_normalized (maxrl) divides by the mean reward of a group, but {where}: pay 0 or more")
+    divisor = torch.where((stats.size == 1) | (stats.mean == 0), torch.ones_like(stats.mean), stats.mean)
+    return (stats.centered / divisor).to(stats.dtype)
+
+
 ADVANTAGES: dict[str, Callable[[Values, Groups], Tensor]] = {
-    function.__name__: function for function in (group_normalized, group_centered, leave_one_out)
+    function.__name__: function for function in (group_normalized, group_centered, leave_one_out, mean_normalized)
 }
 
 
@@ -113,20 +127,21 @@ def _checked(reward: Values, group: Groups) -> tuple[Tensor, Tensor]:
 
 
 class _Groups:
-    """Per response: the size of its group, and its reward minus the group's mean in float64."""
+    """Per response, in float64: its reward, the size and mean of its group, and its reward minus this mean."""
 
     def __init__(self, reward: Values, group: Groups) -> None:
         values, ids = _checked(reward, group)
         self.dtype = values.dtype if values.is_floating_point() else torch.float32
         self.index = torch.unique(ids, return_inverse=True)[1]
         wide = values.to(torch.float64)  # a group's mean of large rewards keeps its last digits
+        self.reward = wide
         self.size = self.total(torch.ones_like(wide))
         none = torch.zeros_like(wide)
-        mean = torch.where(self.size == 1, none, self.total(wide) / self.size)
+        self.mean = torch.where(self.size == 1, none, self.total(wide) / self.size)
         # A mean of equal numbers can be off in the last bit; divided by a deviation of 0 + eps that would be large.
         low = none.scatter_reduce(0, self.index, wide, "amin", include_self=False)[self.index]
         high = none.scatter_reduce(0, self.index, wide, "amax", include_self=False)[self.index]
-        self.centered = torch.where((low == high) & (self.size > 1), none, wide - mean)
+        self.centered = torch.where((low == high) & (self.size > 1), none, wide - self.mean)
 
     def total(self, values: Tensor) -> Tensor:
         """Return, for every response, the sum over its group."""

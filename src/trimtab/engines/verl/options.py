@@ -201,11 +201,18 @@ def _advantage_problem(algorithm: Any, options: EngineOptions, objective: Object
     estimator = algorithm.adv_estimator
     normalized = bool(algorithm.get("norm_adv_by_std_in_grpo", True))
     grpo = "algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo"
-    wanted, right = {
+    known = {
         "group_normalized": (f"{grpo}=True", estimator == "grpo" and normalized),
         "group_centered": (f"{grpo}=False", estimator == "grpo" and not normalized),
         "leave_one_out": ("algorithm.adv_estimator=rloo", estimator == "rloo"),
-    }[objective.advantage]
+    }
+    if objective.advantage not in known:
+        problem = (
+            f"{objective.name} is defined with advantages that verl does not have ({objective.advantage}): register "
+            "them with verl's register_adv_est, name them as algorithm.adv_estimator, and set +trimtab.advantage=verl"
+        )
+        return {problem: options.advantage != "verl"}
+    wanted, right = known[objective.advantage]
     problem = (
         f"{objective.name} is defined with another advantage: set {wanted}, or +trimtab.advantage=verl to take what "
         "verl computes"

@@ -74,6 +74,17 @@ def dr_grpo(
     return Objective("dr_grpo", token_ratio, surrogate, normalizer, advantage="group_centered")
 
 
+@method(paper="2602.02710")
+def maxrl(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Objective:
+    """GRPO with rewards divided by the group's mean: the rarer success is, the more it counts (maximum likelihood).
+
+    With rewards of 0 and 1 its expected gradient is that of ln(pass rate), up to the number of samples. Rewards below 0
+    are refused. We found the formula of the advantage alone; the loss around it is GRPO's, with the mean over tokens.
+    """
+    surrogate = ppo_clip(clip_low, clip_high, dual_clip)
+    return Objective("maxrl", token_ratio, surrogate, token_mean, advantage="mean_normalized")
+
+
 @method(paper="2507.18071")
 def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | None = None) -> Objective:
     """One importance ratio per response: the geometric mean of its token ratios."""

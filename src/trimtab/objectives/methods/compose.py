@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Any, Literal
 
 import trimtab.objectives.methods.catalog  # noqa: F401  (it fills the registry)
+from trimtab.objectives.advantages import AdvantageName
 from trimtab.objectives.lazy_torch import torch
 from trimtab.objectives.methods.registry import (
     ATTACHMENTS,
@@ -46,7 +47,11 @@ from trimtab.text import nearest, shown
 COMMON_OPTIONS: dict[str, Option] = {
     key: replace(OPTIONS[key], type=kind, default=default)
     for key, kind, default in (
-        ("advantage", Literal["group_normalized", "group_centered", "leave_one_out"], "the method's own"),
+        (
+            "advantage",
+            AdvantageName,
+            "the method's own",
+        ),
         ("aggregation", Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"], "the method's own"),
         ("scope", Scope, Objective.scope),
         ("token_stats", TokenStats, Objective.token_stats),

@@ -71,6 +71,17 @@ def dapo(
 justrl = dapo
 
 
+def maxrl(
+    batch: Batch,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    aggregation: str = "token-mean",
+    also: Sequence[Rule] = (),
+) -> Update:
+    return update(batch, also, token_ppo(clip_low, clip_high, dual_clip), aggregation)
+
+
 def dr_grpo(
     batch: Batch,
     clip_low: float = 0.2,
@@ -377,7 +388,8 @@ __all__ = [
     "clip_cov_candidates", "covariances", "dapo", "dppo", "dr_grpo", "drop_these", "entropy_advantage", "flat",
     "gmpo", "group_advantages", "groups_with_signal", "grpo", "gspo", "highest", "k3", "kl", "kl_cov", "log_ratio",
     "log_ratio_slope",
-    "lp_reg", "luspo", "mean_entropy", "otb", "reinforce", "s2t", "sapo", "segments", "share_of", "shared_ppo",
+    "lp_reg", "luspo", "maxrl",
+    "mean_entropy", "otb", "reinforce", "s2t", "sapo", "segments", "share_of", "shared_ppo",
     "silence_these", "sspo", "stapo", "stare", "stare_rule", "token_ppo", "top_entropy", "top_entropy_rule",
     "update", "vespo",
 ]  # fmt: skip
