@@ -164,8 +164,8 @@ def message_key(message: ChatMessage) -> bytes:
 
 
 def _start(tools: Sequence[Mapping[str, Any]]) -> _Path:
-    nothing = _digest(b"")
-    return _Path(_digest(json.dumps(list(tools), sort_keys=True).encode()), nothing, nothing)
+    # They begin differently: what was said without a system message is no sign of other tools.
+    return _Path(_digest(json.dumps(list(tools), sort_keys=True).encode()), _digest(b"tools"), _digest(b"system"))
 
 
 def _digest(data: bytes) -> bytes:
