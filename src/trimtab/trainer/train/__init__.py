@@ -56,8 +56,9 @@ __all__ = [
     "Run", "RunFolder", "RunStoppedError", "RunSummary", "SampleText", "SavedRun", "StopReason", "ToolUse",
     "accuracy_change", "agent_metrics", "best_evaluation", "build_policy", "build_sampler", "build_task",
     "build_tool_use", "build_tools", "check_problems", "check_prompts", "config_changes", "describe_metric",
-    "describe_model", "describe_task", "encode_problems", "error_of", "export_model", "follow_run", "hub_note", "input_changes",
-    "list_warm_starts", "load_run", "longest_prompt", "observed_entropy", "open_policy", "prompt_lengths",
-    "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml", "silencing_advice", "some_problems",
-    "summarize_metrics", "time_words", "token_signals", "tokenizer_vocabulary", "train", "versions", "window_length",
+    "describe_model", "describe_task", "encode_problems", "error_of", "export_model", "follow_run", "hub_note",
+    "input_changes", "list_warm_starts", "load_run", "longest_prompt", "observed_entropy", "open_policy",
+    "prompt_lengths", "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml", "silencing_advice",
+    "some_problems", "summarize_metrics", "time_words", "token_signals", "tokenizer_vocabulary", "train", "versions",
+    "window_length",
 ]  # fmt: skip
