@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import trimtab as tt
 from trimtab import advantages
 
 
@@ -51,6 +52,52 @@ def test_maxrl_divides_by_the_mean_reward() -> None:
 def test_maxrl_refuses_rewards_below_zero() -> None:
     with pytest.raises(ValueError, match="but the reward of response 2 is -1: pay 0 or more"):
         advantages.mean_normalized([1.0, 0.0, -1.0], [0, 0, 0])
+
+
+def test_gdpo_normalises_each_reward_before_it_adds_them() -> None:
+    """Right or wrong varies by 1, the format by 0.1; the right one without format and the wrong one with it differ."""
+    both = torch.tensor([[1.0, 0.0], [0.0, 0.1], [0.0, 0.0]])
+    # Of 1, 0, 0 the mean is 1/3 and the deviation sqrt(1/3), so right answers get 2 / sqrt(3) and others -1 / sqrt(3).
+    high, low = 2 / 3**0.5, -1 / 3**0.5
+    found = advantages.compute_advantages("decoupled", both, [0, 0, 0], weights=[1.0, 0.25])
+    expected = [high + 0.25 * low, low + 0.25 * high, low + 0.25 * low]
+    assert found.tolist() == pytest.approx(expected, abs=1e-4)
+    whitened = advantages.compute_advantages("decoupled_whitened", both, [0, 0, 0], weights=[1.0, 0.25])
+    assert whitened.tolist() == pytest.approx((found / (found.std() + 1e-6)).tolist())
+    assert whitened.std().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_gdpo_of_one_reward_is_grpos_advantage() -> None:
+    reward, group = torch.tensor([1.0, 0.0, 0.0, 0.5]), [0, 0, 0, 0]
+    expected = advantages.group_normalized(reward, group)
+    for values in (reward, reward.unsqueeze(1)):
+        assert torch.equal(advantages.compute_advantages("decoupled", values, group), expected)
+
+
+def test_gdpo_keeps_the_zeros_of_groups_without_signal() -> None:
+    both = torch.tensor([[1.0, 0.3], [0.0, 0.1], [0.7, 0.2], [0.7, 0.2]])
+    found = advantages.compute_advantages("decoupled_whitened", both, [0, 0, 1, 1])
+    assert found[2:].tolist() == [0.0, 0.0]
+    assert (found[:2] != 0).all()
+
+
+def test_gdpo_counts_a_rollout_of_three_branches_once() -> None:
+    both = torch.tensor([[1.0, 0.3], [1.0, 0.3], [1.0, 0.3], [0.0, 0.1]])
+    branches = advantages.compute_advantages("decoupled_whitened", both, [0] * 4, [5, 5, 5, 6], [1.0, 2.0])
+    alone = advantages.compute_advantages("decoupled_whitened", both[2:], [0, 0], None, [1.0, 2.0])
+    assert torch.equal(branches, alone[[0, 0, 0, 1]])
+
+
+def test_gdpo_wants_one_weight_per_reward() -> None:
+    with pytest.raises(ValueError, match="there are 2 rewards per response, but 3 weights"):
+        advantages.compute_advantages("decoupled", torch.ones(4, 2), [0] * 4, weights=[1.0, 1.0, 1.0])
+
+
+def test_a_method_says_whether_it_wants_the_rewards_by_themselves() -> None:
+    assert tt.objective("gdpo").separate_rewards and not tt.objective("grpo").separate_rewards
+    both = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    found = tt.objective("gdpo", whiten=False).advantages(both, [0, 0], weights=[2.0, 1.0])
+    assert found.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
 
 
 def test_lists_are_welcome_and_the_float_type_stays() -> None:

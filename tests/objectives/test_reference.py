@@ -30,6 +30,7 @@ METHODS: dict[str, list[Options]] = {
     "grpo": [{}, {"clip_low": 0.1, "clip_high": 0.5, "dual_clip": 3.0}],
     "dapo": [{}, {"dual_clip": None}, {"dual_clip": 2.0}],
     "dr_grpo": [{}, {"length": 8.0, "dual_clip": 3.0}],
+    "gdpo": [{}, {"clip_high": 0.5, "dual_clip": 3.0}],
     "maxrl": [{}, {"clip_low": 0.1, "dual_clip": 3.0}],
     "gspo": [{}, {"clip_low": 0.05, "clip_high": 0.1, "dual_clip": 1.5}],
     "luspo": [{}, {"clip_low": 0.05, "clip_high": 0.1, "dual_clip": 1.5}],

@@ -7,7 +7,7 @@ baseline 0 (and deviation 1). Of responses that are branches of a rollout, the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.token_batch import NotFiniteError, number_rollouts
@@ -16,7 +16,9 @@ from trimtab.text import nearest, shown
 
 Values = Tensor | Sequence[float]
 Groups = Tensor | Sequence[int]
-AdvantageName = Literal["group_normalized", "group_centered", "leave_one_out", "mean_normalized"]
+AdvantageName = Literal[
+    "group_normalized", "group_centered", "leave_one_out", "mean_normalized", "decoupled", "decoupled_whitened"
+]
 
 
 def group_normalized(reward: Values, group: Groups, eps: float = 1e-6) -> Tensor:
@@ -57,13 +59,46 @@ ADVANTAGES: dict[str, Callable[[Values, Groups], Tensor]] = {
 }
 
 
-def compute_advantages(name: str, reward: Values, group: Groups, rollout: Groups | None = None) -> Tensor:
-    """Return the advantages of a name: one of `ADVANTAGES`, or `python:MODULE:NAME`; one value per response.
+# GDPO's, of several rewards per response, and whether they are divided by their deviation over all responses.
+DECOUPLED = {"decoupled": False, "decoupled_whitened": True}
+
+
+def decoupled(
+    reward: Values, group: Groups, rollout: Groups | None, weights: Values | None, whiten: bool, eps: float = 1e-6
+) -> Tensor:
+    """GDPO: the weighted sum of rewards, (responses, rewards), each `group_normalized` by itself.
+
+    One reward per response is a single one. `whiten` divides by the deviation over the rollouts of all groups.
+    """
+    columns = torch.as_tensor(reward).detach()
+    columns = columns.unsqueeze(1) if columns.ndim == 1 else columns
+    each = [compute_advantages("group_normalized", column, group, rollout) for column in columns.unbind(1)]
+    factors = [1.0] * len(each) if weights is None else torch.as_tensor(weights).tolist()
+    if len(factors) != len(each):
+        raise ValueError(f"there are {len(each)} rewards per response, but {len(factors)} weights: give one each")
+    wide = [values.to(torch.float64) * factor for values, factor in zip(each, factors, strict=True)]
+    total = torch.stack(wide).sum(0)
+    first = slice(None) if rollout is None else number_rollouts(torch.as_tensor(rollout))[1]
+    if whiten and len(total[first]) > 1:
+        # The advantages of a group add up to 0, and so does the batch: the mean needs no subtracting, and the zeros of
+        # groups without signal stay zeros.
+        total = total / (total[first].std() + eps)
+    return total.to(each[0].dtype)
+
+
+def compute_advantages(
+    name: str, reward: Values, group: Groups, rollout: Groups | None = None, weights: Values | None = None
+) -> Tensor:
+    """Return the advantages of a name: one of `AdvantageName`, or `python:MODULE:NAME`; one value per response.
+
+    Those of `DECOUPLED` take several rewards per response, and `weights`, one per reward.
 
     With `rollout`, ids of which some responses share one, the function gets one reward per rollout, the mean of its
     branches, and a branch has the advantage of its rollout. A branch with another reward than that mean has the
     advantage that its rollout would have with this reward, while all others keep theirs.
     """
+    if name in DECOUPLED:
+        return decoupled(reward, group, rollout, weights, DECOUPLED[name])
     if rollout is None:
         return _of_responses(name, reward, group)
     rewards, groups = _checked(reward, group)
@@ -98,7 +133,8 @@ def _of_responses(name: str, reward: Values, group: Groups) -> Tensor:
     if not is_own(name):
         if name not in ADVANTAGES:
             raise ValueError(
-                f"unknown advantage {shown(name)}: {nearest(str(name), ADVANTAGES)} (or python:MODULE:NAME)"
+                f"unknown advantage {shown(name)}: {nearest(str(name), get_args(AdvantageName))} "
+                "(or python:MODULE:NAME)"
             )
         return ADVANTAGES[name](reward, group)
     function, rewards = load_part(name), torch.as_tensor(reward).detach()

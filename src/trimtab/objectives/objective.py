@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from trimtab.objectives.advantages import Groups, Values, compute_advantages
+from trimtab.objectives.advantages import DECOUPLED, Groups, Values, compute_advantages
 from trimtab.objectives.comm import Comm, gather_batch, gather_rows
 from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.normalizers import Normalizer
@@ -127,13 +127,22 @@ class Objective:
             words |= rule.reason_words
         return words
 
-    def advantages(self, reward: Values, group: Groups, rollout: Groups | None = None) -> Tensor:
+    @property
+    def separate_rewards(self) -> bool:
+        """Whether `advantages` wants each of several rewards by itself, and not their sum."""
+        return self.advantage in DECOUPLED
+
+    def advantages(
+        self, reward: Values, group: Groups, rollout: Groups | None = None, weights: Values | None = None
+    ) -> Tensor:
         """Return the advantage that this method is defined with, one value per response.
+
+        With `separate_rewards`, `reward` is (responses, rewards), with one of `weights` for each (without them 1).
 
         With `rollout` (ids, as in `TokenBatch`) rollouts are compared: a branch has the advantage of its rollout, or if
         its reward is not its rollout's mean, what the rollout would have with that reward.
         """
-        return compute_advantages(self.advantage, reward, group, rollout)
+        return compute_advantages(self.advantage, reward, group, rollout, weights)
 
     def observe(self, rollout: TokenBatch, comm: Comm | None = None) -> None:
         """Update the controllers with a rollout batch; call it once per batch, before its first plan."""

@@ -85,6 +85,21 @@ def maxrl(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None
     return Objective("maxrl", token_ratio, surrogate, token_mean, advantage="mean_normalized")
 
 
+@method(paper="2601.05242")
+def gdpo(
+    clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None, whiten: bool = True
+) -> Objective:
+    """GRPO for several rewards: each is normalised in its group by itself before they are added up.
+
+    So two responses with the same sum of different rewards differ in advantage, and a reward with a small spread is not
+    lost beside another. With a single reward the order of advantages is GRPO's. whiten=true also divides the sum by its
+    deviation over the rollout batch, so that more rewards do not mean larger updates.
+    """
+    surrogate = ppo_clip(clip_low, clip_high, dual_clip)
+    advantage = "decoupled_whitened" if whiten else "decoupled"
+    return Objective("gdpo", token_ratio, surrogate, seq_mean_token_mean, advantage=advantage)
+
+
 @method(paper="2507.18071")
 def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | None = None) -> Objective:
     """One importance ratio per response: the geometric mean of its token ratios."""

@@ -82,6 +82,7 @@ OPTIONS: dict[str, Option] = {
     "threshold": Option("what makes a token surprising: the top `share` by surprisal (quantile), or p_threshold"),
     "upper_only": Option("cap the ratio only from above"),
     "variant": Option("which sets of tokens are boosted and damped"),
+    "whiten": Option("divide the advantages by their standard deviation over the rollout batch"),
     "widen_high": Option("largest factor on the clip range", 0),
     "widen_low": Option("smallest factor on the clip range", 0),
 }

@@ -68,7 +68,7 @@ def dapo(
     return update(batch, also, token_ppo(clip_low, clip_high, dual_clip), aggregation)
 
 
-justrl = dapo
+justrl, gdpo = dapo, grpo
 
 
 def maxrl(
@@ -385,7 +385,7 @@ def sspo(
 
 __all__ = [
     "ATTACHMENTS", "STARE_VARIANTS", "Batch", "Response", "Rule", "Term", "Token", "Update", "cispo", "clip_cov",
-    "clip_cov_candidates", "covariances", "dapo", "dppo", "dr_grpo", "drop_these", "entropy_advantage", "flat",
+    "clip_cov_candidates", "covariances", "dapo", "dppo", "dr_grpo", "drop_these", "entropy_advantage", "flat", "gdpo",
     "gmpo", "group_advantages", "groups_with_signal", "grpo", "gspo", "highest", "k3", "kl", "kl_cov", "log_ratio",
     "log_ratio_slope",
     "lp_reg", "luspo", "maxrl",
