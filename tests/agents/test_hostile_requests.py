@@ -96,6 +96,14 @@ def test_bodies_that_are_no_requests(body: bytes, shared: Any) -> None:
     assert reply.status_code == 400 and reply.json()["error"]["message"]
 
 
+def test_messages_without_a_token(shared: Any) -> None:
+    endpoint, session, sampler = shared
+    for content in ("", None, []):
+        reply = post(endpoint, session, {"messages": [{"role": "user", "content": content}]})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages")
+    assert sampler.requests == []
+
+
 def test_halves_of_surrogate_pairs_are_no_harm() -> None:
     with serving(tokenizer=small_tokenizer(CHATML)) as (endpoint, _):
         session = endpoint.open(1, 100)

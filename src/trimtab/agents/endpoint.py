@@ -70,6 +70,7 @@ class Endpoint:
             ws="none",
             access_log=False,
             log_config=None,  # uvicorn's own would take over the process's logging
+            log_level="critical",  # it warns of every request that is no HTTP, into a run's display
             server_header=False,
             date_header=False,
             proxy_headers=False,

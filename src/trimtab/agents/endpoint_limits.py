@@ -17,7 +17,7 @@ class EndpointLimits:
     model: str = "policy"
     temperature: float = 1.0
     top_p: float = 1.0
-    max_body: int = 8 << 20  # bytes
+    max_body: int = 4 << 20  # bytes
     max_messages: int = 2_048
     max_depth: int = 64
     max_requests: int = 1_024  # of a rollout

@@ -247,6 +247,8 @@ class Session:
 
     async def _sampled(self, job: Job) -> ChatReply:
         place = await self._place(job.asked)
+        if not place.prompt:
+            raise RequestError("the messages have no text that the model has tokens for", "messages")
         room = self._limits.max_tokens - len(place.prompt)
         if room < 1:
             raise ChatTooLongError(
