@@ -18,7 +18,7 @@ from typing import Any, Literal
 from trimtab.agents.call_formats import CallFormat, format_of, instructions
 from trimtab.agents.protected_text import ChatTooLongError, ProtectedText
 from trimtab.agents.reply_template import ANSWER, CALL_ID, LIMITS, PROBE, QUESTION, THOUGHT, TRANSFORMS, ObservedText
-from trimtab.agents.sampled_message import ReadMessage, Think, read_message, think_of, written_calls
+from trimtab.agents.sampled_message import MADE, ReadMessage, Think, read_message, think_of, written_calls
 from trimtab.text import shorten
 from trimtab.workers import RENDER, call_worker, special_tokens, template_of
 
@@ -42,7 +42,11 @@ CALL = {"id": CALL_ID, "type": "function", "function": {"name": "Qtool", "argume
 
 
 class ChatRenderError(ValueError):
-    """The chat template refuses a conversation; the message says why, for who sent it."""
+    """The chat template cannot render a conversation; the message says why, for who sent it."""
+
+
+class ChatRefusedError(ChatRenderError):
+    """The chat template itself refuses a conversation, such as one with roles that it does not know."""
 
 
 @dataclass(eq=False)
@@ -158,7 +162,8 @@ class ChatTokens:
 
         Raise ChatRenderError or ChatTooLongError.
         """
-        key = hashlib.blake2b(json.dumps([messages, tools], sort_keys=True).encode()).digest()
+        # Not with sorted keys: templates write arguments and tools in the order that they came in.
+        key = hashlib.blake2b(json.dumps([messages, tools]).encode()).digest()
         known = self.known(key)
         if known is None:
             known = self._begin(messages, tools, limit)
@@ -269,14 +274,14 @@ class ChatTokens:
         return found
 
     def _ask_step(self, shape: Shape, think: Think, opened: bool, messages: Sequence[ChatMessage]) -> Step | Reason:
-        answer = think.made()
+        answer = MADE[think]
         tail = [_made_tail(number, message) for number, message in enumerate(messages)]
         begun = [*shape.messages, {"role": "assistant", "content": answer}]
         probed = [message | ({"content": PROBE} if message["content"] else {}) for message in tail]
         tools = [TOOL] if shape.tools else []
         try:
             before, text, probe = self._render([list(shape.messages), [*begun, *tail], [*begun, *probed]], tools)
-        except ChatRenderError:
+        except ChatRefusedError:
             return "roles"
         start = before + (answer.removeprefix("<think>\n") if opened else answer)
         if not text.startswith(start) or not probe.startswith(start):
@@ -311,11 +316,12 @@ class ChatTokens:
         given = [[dict(message) for message in messages] for messages in conversations]
         arguments = self.template, given, self._special, [list(tools)] * len(given)
         answer = call_worker(RENDER, arguments, LIMITS)
-        if answer.outcome != "done":
-            why = "it is too costly" if answer.outcome == "too_costly" else shorten(answer.error, 300)
-            raise ChatRenderError(f"the model's chat template cannot be rendered: {why}")
+        if answer.outcome == "too_costly":
+            raise ChatRenderError("the model's chat template cannot be rendered: it is too costly")
+        if answer.outcome != "done":  # the worker's own trouble, which says nothing about the messages
+            raise RuntimeError(f"the model's chat template cannot be rendered: {shorten(answer.error, 300)}")
         if "texts" not in answer.value:
-            raise ChatRenderError(f"the model's chat template refuses it: {shorten(answer.value['error'], 300)}")
+            raise ChatRefusedError(f"the model's chat template refuses it: {shorten(answer.value['error'], 300)}")
         texts: list[str] = answer.value["texts"]
         return texts
 
