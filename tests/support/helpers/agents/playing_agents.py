@@ -8,7 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -70,6 +70,8 @@ class Rollout:
         self.budget = budget
         self.session = endpoint.open(seed, budget, sample=3)
         self.turns: list[Turn] = []
+        self.received: dict[float, Sampled] = {}  # by their first log-prob
+        self.cut = 0
         self.sent: list[bytes] = []  # bodies that were answered
         self.merged = self.again = 0
         self.refused: Counter[str] = Counter()
@@ -118,14 +120,20 @@ class Rollout:
         record = self.record(response)
         assert len(record.tokens) <= record.most <= self.budget
         assert len(record.prompt) + record.most <= self.endpoint.requests.max_tokens
-        assert record not in [turn.record for turn in self.turns], "an answer was given to two requests"
-        assert [each["logprob"] for each in choice["logprobs"]["content"]] == list(record.logp)
+        assert record.logp[0] not in self.received, "an answer was given to two requests"
+        logp = tuple(each["logprob"] for each in choice["logprobs"]["content"])
+        if len(logp) < len(record.logp):
+            # What others sampled meanwhile had used the budget up; this is checked once all of them are known.
+            self.cut += 1
+            record = replace(record, tokens=record.tokens[: len(logp)], logp=record.logp[: len(logp)], finished=False)
+        assert logp == record.logp
         assert response.json()["usage"]["prompt_tokens"] == len(record.prompt)
         assert choice["finish_reason"] == ("tool_calls" if choice["message"].get("tool_calls") else
                                            "stop" if record.finished else "length")  # fmt: skip
         seen = self._check_context(record, messages, tools)
         path = (json.dumps(tools, sort_keys=True), *said([*messages, choice["message"]]))
         self.turns.append(Turn(record, path, seen))
+        self.received[record.logp[0]] = record
         self.sent.append(body)
         return dict(choice["message"])
 
@@ -143,7 +151,7 @@ class Rollout:
         self.again += 1
         assert response.status_code == 200 and len(self.sampler.requests) == count
         # Of several alike, that of any of them.
-        assert self.record(response) in [turn.record for turn in self.turns]
+        assert self.record(response).logp[0] in self.received
         if like is not None:
             assert response.content == like.content
 
@@ -160,6 +168,7 @@ class Rollout:
             message = self.hear(body, response)
             if message is not None:
                 talk.messages.append(message)
+        assert self.cut == 0 or self.used == self.budget
 
     def ask_twice_at_once(self, talk: Talk, gone: bool) -> None:
         """Send a request, and its retry while it runs; with `gone` the first connection is closed before."""
@@ -229,7 +238,13 @@ class Rollout:
                 self._check_text(rest, self._behind(turn, tail), self._behind(turn, clean))
                 self.merged += 1
                 return [*turn.seen, stand_in(self.oracle.raw(turn.record.tokens)), *after]
-        assert any(tail is None for _, tail in tails), "it could have gone on from stored tokens"
+        assert any(tail is None for _, tail in tails), (
+            "it could have gone on from stored tokens",
+            messages,
+            self.oracle.decode(record.prompt),
+            [self.oracle.raw(turn.record.tokens) for turn in self.turns],
+            [turn.path for turn, _ in tails],
+        )
         self.new_roots["must"] += 1
         self.new_roots["rewritten"] += 1
         return self._check_root(record, messages, tools)
@@ -249,7 +264,8 @@ class Rollout:
 
     def _check_text(self, tokens: Sequence[int], text: str, clean: str) -> None:
         """Check that tokens are a text as the template writes it, with the markup of a text that imitates none."""
-        assert composed(self.oracle.decode(tokens)) == composed(text)
+        decoded = self.oracle.decode(tokens)
+        assert composed(decoded) == composed(text), (decoded, text)
         encoded = self.oracle.tokenizer.encode(clean, add_special_tokens=False)
         assert self.oracle.markup_of(tokens) == self.oracle.markup_of(encoded)
         if text == clean:
@@ -283,7 +299,7 @@ class Rollout:
                 assert context[: len(branch.prompt) + position] == record.prompt + record.tokens[:index]
                 trained[logp] += 1
             last, _ = self.sampler.found[response.logp.tolist()[-1]]
-            assert response.finished == last.finished and response.sample == 3
+            assert response.finished == self.received[last.logp[0]].finished and response.sample == 3
             assert branch.messages[-1].role == "assistant"
         received = [logp for turn in self.turns for logp in turn.record.logp]
         assert trained == Counter(received), "each token that was sampled is trained once"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
-from array import array
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,18 +26,15 @@ class Sampled:
 
 
 class OddAnswers:
-    """A policy: its answer depends on the context, and on how often it was asked for it."""
+    """A policy: its answer depends on the key of the request only."""
 
     def __init__(self, tokenizer: Any, end_tokens: list[int], call_format: str) -> None:
         self.tokenizer, self.end_tokens, self.call_format = tokenizer, end_tokens, call_format
         self._size = len(tokenizer)
-        self._asked: Counter[bytes] = Counter()
 
     def __call__(self, request: Request) -> list[int]:
         """Return an answer with an end token."""
-        context = hashlib.blake2b(array("q", request.prompt).tobytes()).digest()
-        chance = random.Random(context + bytes([self._asked[context] % 256]))
-        self._asked[context] += 1
+        chance = random.Random(request.key)
         kinds = [self._plain, self._by_letters, self._any_tokens, self._call, self._call, self._thought, self._same]
         return [*chance.choice(kinds)(chance), chance.choice([*self.end_tokens[:1] * 4, *self.end_tokens])]
 
