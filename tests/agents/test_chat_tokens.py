@@ -151,6 +151,16 @@ def test_a_message_that_was_cut_gets_the_end_that_the_template_writes(chats: dic
     assert [*context.tokens, *cut, *found.tokens] == whole(chat.tokenizer, [user("q"), said("a"), user("b")], [])
 
 
+@pytest.mark.parametrize("text", ["", "<think>\nhm\n</think>\n\n", "  \n"])
+def test_a_message_without_words_is_continued_where_the_template_trims(chats: dict[str, ChatTokens], text: str) -> None:
+    chat = chats["llama"]
+    context = chat.begin([user("q")], [], 10_000)
+    sampled = [*chat.tokenizer.encode(text), chat.tokenizer.eos_token_id]
+    found = chat.go_on(context.shape, sampled, False, [user("b")], 10_000)
+    assert not isinstance(found, str)
+    assert chat.tokenizer.decode(found.tokens).startswith("<|start_header_id|>user<|end_header_id|>\n\nb<|eot_id|>")
+
+
 def test_a_template_without_tools_and_system_gets_them_in_words() -> None:
     chat = ChatTokens(small_tokenizer(ONLY_TEXT))
     assert not (chat.takes_system or chat.takes_tool or chat.writes_tools or chat.writes_calls)

@@ -27,27 +27,20 @@ class ReadMessage:
     calls: tuple[tuple[str, Mapping[str, Any]], ...]
 
 
-@dataclass(frozen=True)
-class Think:
-    """What a template may look at in a message of the model, besides its words."""
-
-    reasoning: Literal["none", "closed", "open"]
-    content: bool
-
-    def made(self) -> str:
-        """Return such a message in made words."""
-        answer = ANSWER if self.content else ""
-        if self.reasoning == "none":
-            return answer
-        return f"<think>\n{THOUGHT}" + (f"\n</think>\n\n{answer}" if self.reasoning == "closed" else "")
+Think = Literal["none", "closed", "open"]  # how a message of the model reasons: what templates look for in it
+MADE: dict[Think, str] = {
+    "none": ANSWER,
+    "closed": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}",
+    "open": f"<think>\n{THOUGHT}",
+}
 
 
 def think_of(raw: str, opened: bool) -> Think:
     """Return how a message with its special tokens reasons; `opened`: the prompt began the block."""
     # Templates look for the tags anywhere in a message.
     if "</think>" in raw:
-        return Think("closed", bool(raw.rpartition("</think>")[2].strip()))
-    return Think("open" if opened or "<think>" in raw else "none", bool(raw.strip()))
+        return "closed"
+    return "open" if opened or "<think>" in raw else "none"
 
 
 def split_reasoning(raw: str, opened: bool) -> tuple[str | None, str]:

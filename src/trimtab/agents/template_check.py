@@ -9,7 +9,6 @@ from typing import Any
 from trimtab.agents.chat_tokens import TOOL, ChatRenderError, ChatTokens
 from trimtab.agents.sampled_message import Think
 
-PLAIN, THOUGHT = Think("none", True), Think("closed", True)
 ASKED = {"role": "user", "content": "Q"}
 USER = {"role": "user", "content": "A"}
 SYSTEM = {"role": "system", "content": "S"}
@@ -36,14 +35,14 @@ def check_template(chat: ChatTokens) -> list[TemplateFinding]:
         words = "there is no chat template: texts are joined as they are, and continued behind the model's tokens"
         return [TemplateFinding("chat template", True, words)]
     findings = [
-        _finding("plain chat", [("a user's message", _reason(chat, PLAIN, [USER]))]),
+        _finding("plain chat", [("a user's message", _reason(chat, "none", [USER]))]),
         _system(chat),
         _tools(chat),
     ]
     if "<think>" in chat.template:
         cases = [
-            ("a tool's reply to a message with reasoning", _reason(chat, THOUGHT, [REPLY], [TOOL])),
-            ("a user's message after one with reasoning", _reason(chat, THOUGHT, [USER])),
+            ("a tool's reply to a message with reasoning", _reason(chat, "closed", [REPLY], [TOOL])),
+            ("a user's message after one with reasoning", _reason(chat, "closed", [USER])),
         ]
         findings.append(_finding("thinking", cases))
     return findings
@@ -72,7 +71,7 @@ def _finding(name: str, cases: Sequence[tuple[str, str]], notes: Sequence[str] =
 def _system(chat: ChatTokens) -> TemplateFinding:
     if not chat.takes_system:
         return TemplateFinding("system messages", False, "the template refuses them or leaves them out")
-    cases = [("at the beginning", ""), ("after the model's message", _reason(chat, PLAIN, [SYSTEM, USER]))]
+    cases = [("at the beginning", ""), ("after the model's message", _reason(chat, "none", [SYSTEM, USER]))]
     return _finding("system messages", cases)
 
 
@@ -80,8 +79,8 @@ def _tools(chat: ChatTokens) -> TemplateFinding:
     if chat.tools_problem:
         return TemplateFinding("tools", False, chat.tools_problem)
     cases = [
-        ("a reply", _reason(chat, PLAIN, [REPLY], [TOOL])),
-        ("several replies", _reason(chat, PLAIN, [REPLY, REPLY], [TOOL])),
-        ("a user's message after it", _reason(chat, PLAIN, [REPLY, USER], [TOOL])),
+        ("a reply", _reason(chat, "none", [REPLY], [TOOL])),
+        ("several replies", _reason(chat, "none", [REPLY, REPLY], [TOOL])),
+        ("a user's message after it", _reason(chat, "none", [REPLY, USER], [TOOL])),
     ]
     return _finding("tools", cases, [f"calls are read as {chat.call_format} writes them", *chat.notes])
