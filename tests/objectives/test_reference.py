@@ -50,6 +50,14 @@ METHODS: dict[str, list[Options]] = {
     "entropy_advantage": [{}, {"coef": 0.05, "entropy_cap": 0.9}],
     "lp_reg": [{}, {"share": 0.3, "coef": 0.5}, {"share": 1.0, "dual_clip": None}],
     "reinforce": [{}],
+    "clip_b": [{}, {"mu": 0.5}, {"mu": 0.0, "clip_high": 0.5}],
+    "clip_v": [{}, {"mu": 0.5}, {"mu": 0.2, "phi": "estimated"}],
+    "steer": [
+        {},
+        {"effect": "exact", "weight_low": 0.1, "weight_high": 3.0},
+        {"falloff": "exponential"},
+        {"falloff": "exponential", "effect": "exact", "weight_low": 0.01, "dual_clip": None},
+    ],
     "stapo": [
         {},
         {"tau_p": 0.3},
@@ -82,6 +90,9 @@ ATTACHMENTS: list[tuple[str, Options]] = [
     ("stare", {"boost": "critical"}),
     ("stare", {"boost": "critical", "variant": "C3", "share": 0.3, "damp": 0.5, "gate": "token"}),
     ("entropy_bonus", {"coef": 0.3}),
+    ("clip_b", {"mu": 0.5}),
+    ("clip_v", {"mu": 0.2}),
+    ("steer", {"effect": "exact"}),
     ("top_entropy", {}),
     ("top_entropy", {"share": 0.4, "renormalize": True}),
     ("tis", {}),
@@ -236,6 +247,10 @@ def test_lp_reg_is_dapo_for_a_chosen_token_that_has_risen_above_the_proxy() -> N
         ("stare", {"variant": "C3", "threshold": "probability"}),
         ("kl_cov", {"share": 0.2}),
         ("lp_reg", {"share": 0.3}),
+        ("clip_b", {"mu": 0.5}),
+        ("clip_v", {"mu": 0.2}),
+        ("steer", {}),
+        ("steer", {"effect": "exact", "falloff": "exponential"}),
     ],
 )
 def test_tokens_are_judged_by_the_current_policy_where_it_is_known(method: str, options: Options) -> None:

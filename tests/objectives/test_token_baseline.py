@@ -61,14 +61,14 @@ def test_tokens_without_any_gradient_keep_their_advantage() -> None:
 def test_a_shift_of_a_groups_rewards_changes_nothing(ended: str, seed: int) -> None:
     tokens = replace(batch(seed, rows=8), group=torch.tensor([0, 0, 0, 1, 1, 1, 1, 1]))
     mask = torch.arange(11) < 9  # equally long, so that no token is alone
-    padded = torch.zeros(8, 11, dtype=torch.float64)
     rng = torch.Generator().manual_seed(seed)
     reward = torch.rand(8, generator=rng, dtype=torch.float64)
+    logp = -torch.rand(8, 11, generator=rng, dtype=torch.float64) - 0.1
     tokens = tt.TokenBatch.from_padded(
         mask.expand(8, 11),
-        old_logp=padded - torch.rand(8, 11, generator=rng, dtype=torch.float64),
+        old_logp=logp,
         advantage=reward,
-        sum_p2=torch.rand(8, 11, generator=rng, dtype=torch.float64),
+        sum_p2=(2 * logp).exp(),
         group=tokens.group,
     )
     shifted = replace(tokens, advantage=tokens.advantage + torch.where(tokens.sequence < 3, 7.0, -3.0))

@@ -6,16 +6,19 @@ moments of the distribution Phi is exact; without them, as in other trainers, it
 
 from __future__ import annotations
 
+from typing import Literal
+
 from trimtab.objectives.lazy_torch import Tensor, torch
 from trimtab.objectives.token_batch import TokenBatch
 
 MOMENTS = ("sum_p2", "sum_p2_logp")
+PhiSource = Literal["exact", "estimated"]
 NEIGHBOURS = 64  # tokens of similar entropy that the estimate of S2 averages over
 
 
 def phi(logp: Tensor, entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
     """Return STARE's Phi(p) = p (ln p + H) - S2, S2 = sum p^2 (ln p + H); an unclipped step changes H by -A Phi."""
-    return logp.exp() * (logp + entropy) - s2(entropy, sum_p2, sum_p2_logp)
+    return own_phi(logp, entropy) - s2(entropy, sum_p2, sum_p2_logp)
 
 
 def s2(entropy: Tensor, sum_p2: Tensor, sum_p2_logp: Tensor) -> Tensor:
@@ -32,9 +35,15 @@ def batch_phi(batch: TokenBatch) -> Tensor:
     return phi(batch.judged_logp, batch.entropy, batch.sum_p2, batch.sum_p2_logp)
 
 
-def token_phi(batch: TokenBatch) -> Tensor:
-    """Return Phi of a batch's tokens: exact if the batch has moments, else estimated."""
-    if all(getattr(batch, name) is not None for name in MOMENTS):
+def own_phi(logp: Tensor, entropy: Tensor) -> Tensor:
+    """Return p (ln p + H), the part of Phi that is the sampled token's own."""
+    return logp.exp() * (logp + entropy)
+
+
+def token_phi(batch: TokenBatch, source: PhiSource | None = None) -> Tensor:
+    """Return Phi of a batch's tokens; without a source exact if the batch has moments, else estimated."""
+    measured = all(getattr(batch, name) is not None for name in MOMENTS)
+    if source == "exact" or (source is None and measured):
         return batch_phi(batch)
     assert batch.entropy is not None
     return estimated_phi(batch.judged_logp, batch.entropy)
@@ -44,7 +53,7 @@ def estimated_phi(logp: Tensor, entropy: Tensor) -> Tensor:
     """Estimate Phi without moments: S2 is the mean of p (ln p + H) over the tokens with the most similar entropy."""
     # S2 is the expectation of p (ln p + H) over the tokens that could have been sampled. Each position has one sample,
     # so the samples of positions with similar entropy stand in for the others.
-    own = logp.exp() * (logp + entropy)
+    own = own_phi(logp, entropy)
     if not len(own):
         return own
     order = entropy.argsort(stable=True)

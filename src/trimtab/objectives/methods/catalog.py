@@ -26,7 +26,7 @@ from trimtab.objectives.ratios import (
     token_ratio,
     token_ratio_in_response,
 )
-from trimtab.objectives.rules import entropy, penalties
+from trimtab.objectives.rules import entropy, entropy_effect, penalties
 from trimtab.objectives.rules.s2t import s2t
 from trimtab.objectives.rules.stare import stare as stare_rule
 from trimtab.objectives.rules.token_baseline import token_baseline
@@ -273,6 +273,40 @@ def stapo(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | Non
     return Objective("stapo", token_ratio, surrogate, token_mean, (s2t(**options),))
 
 
+@method(paper="2602.03392", rule=entropy_effect.clip_b)
+def clip_b(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
+    """DAPO that drops the punished tokens that would lower the entropy most, compared within the mini-batch.
+
+    The token's effect is p (ln p + H), less the mean over the mini-batch. We found the rule alone; the loss around it
+    is our choice, and so is the deviation, which is that over all tokens.
+    """
+    rule = entropy_effect.clip_b(**options)
+    return Objective("clip_b", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean, (rule,))
+
+
+@method(paper="2602.03392", rule=entropy_effect.clip_v)
+def clip_v(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
+    """DAPO that drops the punished tokens that would lower the entropy most, compared with their own distribution.
+
+    The token's effect is STARE's Phi. It is exact if the batch has the moments of its distributions, and else estimated
+    from ln p and H. Loss and deviation are chosen as for clip_b.
+    """
+    rule = entropy_effect.clip_v(**options)
+    return Objective("clip_v", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean, (rule,))
+
+
+@method(paper="2510.10150", rule=entropy_effect.steer)
+def steer(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
+    """DAPO with a weight on every token that is the smaller, the more the token changes the entropy.
+
+    effect=paper is the paper's approximation of the change; effect=exact computes it from the moments of the
+    distributions. We found the weights alone; the loss around them is our choice. falloff=exponential is our reading
+    of a form whose constant we did not find: weight_low to the power of the effect, relative to the largest.
+    """
+    rule = entropy_effect.steer(**options)
+    return Objective("steer", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean, (rule,))
+
+
 @method(paper="2606.19236", rule=stare_rule)
 def stare(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
     """Clip-higher PPO that reweights the tokens with the largest effect on entropy while it is below a target.
@@ -313,6 +347,9 @@ _ATTACHED: dict[Callable[..., TokenRule | penalties.Penalty], str] = {
     token_baseline: "2602.07078",
     stare_rule: "2606.19236",
     entropy.top_entropy: "2506.01939",
+    entropy_effect.clip_b: "2602.03392",
+    entropy_effect.clip_v: "2602.03392",
+    entropy_effect.steer: "2510.10150",
     penalties.tis: "",
     penalties.icepop: "",
     penalties.mis: "",

@@ -39,11 +39,15 @@ OPTIONS: dict[str, Option] = {
     "damp": Option("STARE's M: the factor for tokens that lower the entropy", 0, 1),
     "divergence": Option("how the change of a token's probability is measured: the difference (tv) or the binary KL"),
     "dual_clip": Option("upper limit of the ratio if the advantage is negative; none means no limit", 1),
+    "effect": Option(
+        "how a token's effect on the entropy is computed: the paper's approximation, or STARE's Phi (exact)"
+    ),
     "ended": Option("whether responses that have ended before a token still count in its baseline"),
     "entropy_cap": Option("upper limit of the bonus, as a share of |A|; up to 1 the bonus keeps the sign of A", 0),
     "estimator": Option("which estimator of the KL divergence to use"),
     "fall": Option("floor and ceiling move linearly to this multiple of themselves", 0, 1),
     "fall_steps": Option("the number of rollouts in which they do", 1),
+    "falloff": Option("how STEER's weight falls with the effect on the entropy"),
     "floor": Option("the entropy (nats, mean over tokens) below which trim raises it", 0),
     "gain": Option("the part of the drive that is proportional to the distance from the band", 0, 10),
     "gate": Option(
@@ -60,6 +64,7 @@ OPTIONS: dict[str, Option] = {
     "low": Option("lower end of the band of p_old / p_sampler", 0),
     "mask": Option("which tokens are silenced: the spurious ones, or those of one of the paper's ablations"),
     "max_weight": Option("the largest weight of a token; its inverse is the smallest", 1, 100),
+    "mu": Option("how many standard deviations below the mean a token is dropped", 0),
     "p_threshold": Option("with threshold=probability, tokens below this probability are surprising", 0, 1),
     "phi": Option("exact: from the moments, estimated: from ln p and H only; none: exact if there are moments"),
     "population": Option("which tokens the quantile is taken over: the rare rewarded ones (candidates), or all"),
@@ -82,13 +87,21 @@ OPTIONS: dict[str, Option] = {
     "threshold": Option("what makes a token surprising: the top `share` by surprisal (quantile), or p_threshold"),
     "upper_only": Option("cap the ratio only from above"),
     "variant": Option("which sets of tokens are boosted and damped"),
+    "weight_high": Option("the weight of the token with the least effect on the entropy", 0, 10),
+    "weight_low": Option("the weight of the token with the largest effect on the entropy", 0, 10),
     "whiten": Option("divide the advantages by their standard deviation over the rollout batch"),
     "widen_high": Option("largest factor on the clip range", 0),
     "widen_low": Option("smallest factor on the clip range", 0),
 }
 
 # The ends of a range, lower one first.
-RANGES = (("low", "high"), ("cov_low", "cov_high"), ("widen_low", "widen_high"), ("floor", "ceiling"))
+RANGES = (
+    ("low", "high"),
+    ("cov_low", "cov_high"),
+    ("widen_low", "widen_high"),
+    ("floor", "ceiling"),
+    ("weight_low", "weight_high"),
+)
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from trimtab.objectives.lazy_torch import Tensor, torch
-from trimtab.objectives.phi import MOMENTS, estimated_phi, token_phi
+from trimtab.objectives.phi import MOMENTS, PhiSource, token_phi
 from trimtab.objectives.plan import Reason
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
 from trimtab.objectives.rules.entropy import checked_state
-
-PhiSource = Literal["exact", "estimated"]
 
 MOST_DRIVE = 1.0  # the whole of what the update does to the entropy, P + N, in one direction
 
@@ -136,7 +133,7 @@ def trim(
 
     def apply(builder: PlanBuilder) -> None:
         drive = state.drive
-        sensitivity = token_phi(builder.batch) if phi != "estimated" else estimated_phi(builder.logp, builder.entropy)
+        sensitivity = token_phi(builder.batch, phi)
         effect = -builder.coefficient * sensitivity
         surprising = torch.where(sensitivity < 0, effect, 0.0)
         raising, lowering = surprising.clamp(min=0).sum(), -surprising.clamp(max=0).sum()

@@ -37,6 +37,9 @@ COMBINATIONS = (
     "vespo + entropy_bonus(coef=0.1, target=9) + trim(floor=9, gain=2)",
     "dapo + entropy_bonus(coef=0.5) + s2t(tau_p=0.2)",
     "gspo + token_baseline(ended=kept) + kl(coef=0.1)",
+    "gspo + clip_v(mu=0.3) + clip_b(mu=0.3) + s2t(tau_p=0.2)",
+    "sspo + steer(effect=exact) + kl(coef=0.1)",
+    "grpo + steer(falloff=exponential) + clip_v(mu=0.5, phi=estimated) + trim(floor=9, gain=2)",
 )
 EVERY = (*METHODS, *COMBINATIONS)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from helpers.objectives import reference_effects as effects
 from helpers.objectives.reference_baselines import token_baseline
 from helpers.objectives.reference_control import ATTACHMENTS as STEERING_ATTACHMENTS
 from helpers.objectives.reference_control import stare_attached
@@ -41,7 +43,13 @@ from helpers.objectives.reference_terms import (
     update,
 )
 
-ATTACHMENTS = {**STEERING_ATTACHMENTS, "token_baseline": token_baseline}
+ATTACHMENTS = {
+    **STEERING_ATTACHMENTS,
+    "token_baseline": token_baseline,
+    "clip_b": effects.clip_b,
+    "clip_v": effects.clip_v,
+    "steer": effects.steer,
+}
 
 # ---------------------------------------------------------------------------------------------------------- methods
 
@@ -305,16 +313,17 @@ def reinforce(batch: Batch, also: Sequence[Rule] = ()) -> Update:
     return update(batch, also, terms, "token-mean")
 
 
-def otb(
-    batch: Batch,
-    ended: str = "left_out",
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    dual_clip: float | None = 10.0,
-    aggregation: str = "token-mean",
-    also: Sequence[Rule] = (),
-) -> Update:
-    return dapo(batch, clip_low, clip_high, dual_clip, aggregation, also=[token_baseline(ended), *also])
+def dapo_with(rule: Callable[..., Rule]) -> Callable[..., Update]:
+    """DAPO with a rule: options of the clip and the mean are DAPO's, all others the rule's."""
+
+    def method(batch: Batch, also: Sequence[Rule] = (), **options: Any) -> Update:
+        own = {key: options.pop(key) for key in ("clip_low", "clip_high", "dual_clip", "aggregation") if key in options}
+        return dapo(batch, **own, also=[rule(**options), *also])
+
+    return method
+
+
+otb, clip_b, clip_v, steer = map(dapo_with, (token_baseline, effects.clip_b, effects.clip_v, effects.steer))
 
 
 def stapo(
@@ -384,12 +393,58 @@ def sspo(
 
 
 __all__ = [
-    "ATTACHMENTS", "STARE_VARIANTS", "Batch", "Response", "Rule", "Term", "Token", "Update", "cispo", "clip_cov",
-    "clip_cov_candidates", "covariances", "dapo", "dppo", "dr_grpo", "drop_these", "entropy_advantage", "flat", "gdpo",
-    "gmpo", "group_advantages", "groups_with_signal", "grpo", "gspo", "highest", "k3", "kl", "kl_cov", "log_ratio",
+    "ATTACHMENTS",
+    "STARE_VARIANTS",
+    "Batch",
+    "Response",
+    "Rule",
+    "Term",
+    "Token",
+    "Update",
+    "cispo",
+    "clip_b",
+    "clip_cov",
+    "clip_cov_candidates",
+    "clip_v",
+    "covariances",
+    "dapo",
+    "dppo",
+    "dr_grpo",
+    "drop_these",
+    "entropy_advantage",
+    "flat",
+    "gdpo",
+    "gmpo",
+    "group_advantages",
+    "groups_with_signal",
+    "grpo",
+    "gspo",
+    "highest",
+    "k3",
+    "kl",
+    "kl_cov",
+    "log_ratio",
     "log_ratio_slope",
-    "lp_reg", "luspo", "maxrl",
-    "mean_entropy", "otb", "reinforce", "s2t", "sapo", "segments", "share_of", "shared_ppo",
-    "silence_these", "sspo", "stapo", "stare", "stare_rule", "token_ppo", "top_entropy", "top_entropy_rule",
-    "update", "vespo",
+    "lp_reg",
+    "luspo",
+    "maxrl",
+    "mean_entropy",
+    "otb",
+    "reinforce",
+    "s2t",
+    "sapo",
+    "segments",
+    "share_of",
+    "shared_ppo",
+    "silence_these",
+    "sspo",
+    "stapo",
+    "stare",
+    "stare_rule",
+    "steer",
+    "token_ppo",
+    "top_entropy",
+    "top_entropy_rule",
+    "update",
+    "vespo",
 ]  # fmt: skip
