@@ -16,6 +16,8 @@ TESTED_VERSIONS = {"trl": "1.16.0", "verl": "0.9.1"}
 # in which the loop passes on the text to grade.
 AGENT_LOOP, AGENT_LOOP_KEY = "trimtab_tool_agent", "actor_rollout_ref.rollout.agent.default_agent_loop"
 LAST_MESSAGE = "last_message"
+# The agent loop that runs an agent of the user's own, and the key of what happened in its rollout.
+OWN_AGENT_LOOP, AGENT_STATS = "trimtab_agent", "trimtab_agent_stats"
 
 
 def missing_engine(engine: str, error: ImportError) -> ImportError:

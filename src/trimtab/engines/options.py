@@ -1,19 +1,20 @@
 """The options that are the same in TRL and verl: name, meaning, default and range of each are declared here once.
 
-Those that a recipe has too take theirs from its sections `[record]` and `[tools]`.
+Those that a recipe has too take theirs from its sections `[record]`, `[tools]` and `[agent]`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from trimtab.agents import ToolSet
 from trimtab.engines.conversations import tool_set
-from trimtab.text import nearest
-from trimtab.trainer.config import RecordConfig, Section, ToolsConfig
+from trimtab.own_parts import is_own
+from trimtab.text import nearest, shown
+from trimtab.trainer.config import AgentConfig, RecordConfig, Section, ToolsConfig
 
 
 def _same_as(section: type[Section], key: str) -> Any:
@@ -44,13 +45,43 @@ class EngineOptions(Section):
     tool_timeout: float = _same_as(ToolsConfig, "timeout")
     tool_workers: int = _same_as(ToolsConfig, "workers")
     tool_characters: int = Field(4000, ge=100, description="longest reply of a tool; a longer one is cut in the middle")
+    agent: str | None = Field(None, description="your own agent as a function, python:MODULE:NAME")
+    agent_command: tuple[str, ...] = Field((), description="your own agent as a program, and its arguments")
+    agent_concurrency: int = _same_as(AgentConfig, "concurrency")
+    agent_timeout: float = _same_as(AgentConfig, "timeout")
+    agent_on_timeout: Literal["exclude", "wrong"] = _same_as(AgentConfig, "on_timeout")
+    agent_branches: Literal["all", "longest"] = Field(
+        "all",
+        description="of a rollout with several branches train all, which TRL cannot, or only the one with the most "
+        "sampled tokens",
+    )
     # Set by an adapter: where the process that started the run looks for modules of the user's own.
     tool_folders: tuple[str, ...] = ()
 
-    @field_validator("tools", "tool_folders", mode="before")
+    @field_validator("tools", "tool_folders", "agent_command", mode="before")
     @classmethod
     def _as_tuple(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+    @field_validator("agent")
+    @classmethod
+    def _check_agent(cls, value: str | None) -> str | None:
+        if value is not None and not is_own(value):
+            raise ValueError(f"{shown(value)}: an agent is a function of your own, python:MODULE:NAME")
+        return value
+
+    @model_validator(mode="after")
+    def _check_one(self) -> EngineOptions:
+        if self.agent is not None and self.agent_command:
+            raise ValueError("agent and agent_command are both set: set one of them")
+        if self.has_agent and self.has_tools:
+            raise ValueError("an agent brings its own tools: leave out tools and environment")
+        return self
+
+    @property
+    def has_agent(self) -> bool:
+        """Return whether an agent is set."""
+        return self.agent is not None or bool(self.agent_command)
 
     @property
     def has_tools(self) -> bool:
@@ -78,6 +109,8 @@ def read_options(engine: str, given: Mapping[str, Any], prefix: str = "") -> Eng
 
 
 def _described(error: Any, prefix: str) -> str:
+    if not error["loc"]:  # of several options together
+        return f"{prefix}{error['msg'].removeprefix('Value error, ')}"
     key = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
         return f"unknown option {prefix}{key}: {nearest(key, EngineOptions.model_fields)}"

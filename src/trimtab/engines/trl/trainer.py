@@ -7,7 +7,7 @@ processes and all micro-batches of an optimizer step, before its first forward p
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from trimtab.engines import check_version, common, missing_engine
 from trimtab.engines.conversations import ReplyText
 from trimtab.engines.options import objective_table
 from trimtab.engines.trl import padded
+from trimtab.engines.trl.agents import FAILED, AgentRollouts
 from trimtab.engines.trl.options import TrimtabConfig, check_replaced, check_sampler, with_reference
 from trimtab.engines.trl.padded import PaddedBatch
 from trimtab.engines.trl.recording import PlannedUpdate, RolloutShape, TrlRecording, start_recorder
@@ -70,6 +71,7 @@ class TrimtabTrainer(GRPOTrainer):
         self._losses = 0
         self._recording: TrlRecording | None = None
         self._reply_text = ReplyText(self._tokenizer)
+        self.rows: Sequence[Mapping[str, Any]] = ()  # of the data set, whose completions are being made
         self.accelerator.print(common.startup_message(self.objective))
 
     def train(self, *args: Any, **options: Any) -> Any:
@@ -80,6 +82,25 @@ class TrimtabTrainer(GRPOTrainer):
             if self._recording is not None:
                 self._recording.close()
                 self._recording = None
+            if isinstance(self.rollout_func, AgentRollouts):
+                self.rollout_func.close()
+
+    @property
+    def tokenizer_of_text(self) -> Any:
+        """The tokenizer, also where the processor has more."""
+        return self._tokenizer
+
+    @property
+    def rollouts_so_far(self) -> int:
+        """The number of rollout batches before the present one."""
+        return self._rollouts
+
+    def log_agents(self, metrics: Mapping[str, float]) -> None:
+        """Add the metrics of this process's agents to TRL's log, as means over all processes."""
+        values = torch.tensor([list(metrics.values())], device=self.accelerator.device)
+        means = self.accelerator.gather(values).mean(0).tolist()
+        for name, value in zip(metrics, means, strict=True):
+            self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, *args: Any, compute_entropy: bool = False, **options: Any
@@ -105,14 +126,18 @@ class TrimtabTrainer(GRPOTrainer):
         ids: list[int] = super()._get_tool_suffix_ids(plain)
         return ids
 
-    def _calculate_rewards(self, *args: Any, **options: Any) -> Tensor:
-        """Compute the rewards of all processes, and keep them for the advantages."""
-        self._rewards = super()._calculate_rewards(*args, **options)
-        return self._rewards
+    def _calculate_rewards(self, inputs: Any, *args: Any, **options: Any) -> Tensor:
+        """Compute the rewards of all processes, and keep them for the advantages; a failed rollout has none."""
+        rewards: Tensor = super()._calculate_rewards(inputs, *args, **options)
+        if isinstance(self.rollout_func, AgentRollouts):
+            failed = torch.tensor([bool(row.get(FAILED)) for row in inputs], device=rewards.device)
+            rewards = rewards.masked_fill(self.accelerator.gather(failed)[:, None], torch.nan)
+        self._rewards = rewards
+        return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         """Make this process's rollout batch as TRL does, and add the keys that a plan reads."""
-        self._scored = []
+        self._scored, self.rows = [], inputs
         try:
             batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
             scored = self._scored

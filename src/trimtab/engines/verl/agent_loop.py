@@ -21,6 +21,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 from trimtab.data import Problem
 from trimtab.engines import AGENT_LOOP, LAST_MESSAGE
 from trimtab.engines.conversations import ConversationTools, ReplyText, last_sampled
+from trimtab.engines.verl import agents  # noqa: F401  (registers the loop of users' own agents)
 from trimtab.engines.verl.options import shared_options
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trimtab.engines import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE
+from trimtab.engines import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE, OWN_AGENT_LOOP
 from trimtab.engines import options as engine_options
 from trimtab.engines.options import EngineOptions
 from trimtab.objectives import Objective
@@ -49,6 +49,9 @@ def read_options(section: Mapping[str, Any] | None) -> EngineOptions:
     unused = [key for key in section or {} if key in KEYS and key.startswith("tool_")]
     if unused and not options.has_tools:
         raise ValueError(f"trimtab.{unused[0]} without tools: add for example +trimtab.tools=[python]")
+    unused = [key for key in section or {} if key in KEYS and key.startswith("agent_")]
+    if unused and not options.has_agent:
+        raise ValueError(f"trimtab.{unused[0]} without an agent: add for example +trimtab.agent=python:my_agent:solve")
     try:
         build_objective(options.objective)
     except ValueError as error:
@@ -82,6 +85,7 @@ def check_config(config: Any, options: EngineOptions, objective: Objective) -> N
         **_field_problems(config, objective),
         **_advantage_problem(config.algorithm, options, objective),
         **_tool_problems(config),
+        **_agent_problems(config, options),
     }
     if any(checks.values()):
         listed = "\n".join(f"  - {problem}" for problem, found in checks.items() if found)
@@ -141,12 +145,29 @@ def _tool_problems(config: Any) -> dict[str, bool]:
     }
 
 
+def _agent_problems(config: Any, options: EngineOptions) -> dict[str, bool]:
+    """Name what an agent of the user's own cannot be combined with."""
+    estimator = config.algorithm.adv_estimator
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    mine = loop == OWN_AGENT_LOOP
+    return {
+        f"an agent of your own needs trimtab's agent loop: set {AGENT_LOOP_KEY}={OWN_AGENT_LOOP}": (
+            options.has_agent and not mine
+        ),
+        f"{AGENT_LOOP_KEY}={OWN_AGENT_LOOP} without an agent: add for example +trimtab.agent=python:my_agent:solve": (
+            mine and not options.has_agent
+        ),
+        f"algorithm.adv_estimator={estimator} compares the branches of rollouts as if each were a rollout: with an "
+        "agent set algorithm.adv_estimator=grpo": mine and estimator != "grpo",
+    }
+
+
 def has_tools(config: Any) -> bool:
     """Return whether the policy can call tools, by the configuration; agent loops can also be named in the data."""
     turns = config.actor_rollout_ref.rollout.multi_turn
     loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     named = turns.get("tool_config_path") or turns.get("function_tool_path")
-    return bool(named or _own_tools(config) or loop in ("tool_agent", AGENT_LOOP))
+    return bool(named or _own_tools(config) or loop in ("tool_agent", AGENT_LOOP, OWN_AGENT_LOOP))
 
 
 def _own_tools(config: Any) -> bool:
@@ -159,9 +180,11 @@ def reward_warning(config: Any) -> str:
     path = _reward_path(config)
     if not has_tools(config) or path.startswith("pkg://trimtab"):
         return ""
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    passes = OWN_AGENT_LOOP if loop == OWN_AGENT_LOOP else AGENT_LOOP
     return (
         f"trimtab: the reward function ({path or 'one of verl'}) gets the whole response, replies of tools included, "
-        f"which can earn the reward: grade extra_info['{LAST_MESSAGE}'], which {AGENT_LOOP_KEY}={AGENT_LOOP} passes on"
+        f"which can earn the reward: grade extra_info['{LAST_MESSAGE}'], which {AGENT_LOOP_KEY}={passes} passes on"
     )
 
 

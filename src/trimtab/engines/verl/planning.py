@@ -80,8 +80,14 @@ def sampled_tokens(response_mask: Nested, rows: Sequence[int] | None = None) -> 
     return SampledTokens(index[mask], sequence[mask], offsets, len(order))
 
 
-def token_batch(data: Mapping[str, Nested], sampled: SampledTokens, names: Iterable[str], tokenizer: Any) -> TokenBatch:
-    """Make a `TokenBatch` of verl's fields, with the optional columns `names`."""
+def token_batch(
+    data: Mapping[str, Nested],
+    sampled: SampledTokens,
+    names: Iterable[str],
+    tokenizer: Any,
+    rollouts: Sequence[int] | None = None,
+) -> TokenBatch:
+    """Make a `TokenBatch` of verl's fields, with the optional columns `names`; `rollouts` are in the batch's order."""
     optional: dict[str, Any] = {name: sampled.pack(data[VERL_FIELDS[name]]) for name in names}
     if "segment" in optional:
         optional["segment"] = common.segments_by_turn(optional["segment"], sampled.index, sampled.sequence, tokenizer)
@@ -90,6 +96,7 @@ def token_batch(data: Mapping[str, Nested], sampled: SampledTokens, names: Itera
         advantage=sampled.pack(data["advantages"]),
         sequence=sampled.sequence,
         responses=sampled.responses,
+        rollout=None if rollouts is None else torch.tensor(rollouts),
         **optional,
     )
 
@@ -192,15 +199,19 @@ def plan_step(
     ranks: int,
     tokenizer: Any,
     recorded: Iterable[str] = (),
+    rollouts: Sequence[int] | None = None,
 ) -> PlannedStep:
     """Let the controllers observe the batch, and plan its mini-batches of `minibatch` responses.
 
-    `recorded` are columns that the recorder needs besides those that the objective reads.
+    `recorded` are columns that the recorder needs besides those that the objective reads. `rollouts` has an id for
+    each row if several rows can be the branches of one rollout.
     """
     # Tokens in the order of the updates, so that a mini-batch is a slice.
     rows = minibatch_rows(len(data["response_mask"]), minibatch, ranks)
-    sampled = sampled_tokens(data["response_mask"], [row for update in rows for row in update])
-    tokens = token_batch(data, sampled, {*objective.needs, *recorded}, tokenizer)
+    order = [row for update in rows for row in update]
+    sampled = sampled_tokens(data["response_mask"], order)
+    ids = None if rollouts is None else [rollouts[row] for row in order]
+    tokens = token_batch(data, sampled, {*objective.needs, *recorded}, tokenizer, ids)
     objective.observe(tokens)
     plans = [objective.plan(tokens.select(n, n + minibatch)) for n in range(0, tokens.responses, minibatch)]
     planned = plan_columns(objective, tokens, plans)
@@ -223,6 +234,27 @@ def minibatch_rows(responses: int, minibatch: int, ranks: int) -> list[list[int]
         [rank * chunk + update * share + n for rank in range(ranks) for n in range(share)]
         for update in range(responses // minibatch)
     ]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row of verl's batch comes from: its prompt, which of the prompt's rollouts, and which output of that."""
+
+    prompt: str
+    rollout: int
+    branch: int
+
+
+def places(keys: Sequence[str]) -> list[Place]:
+    """Read the places of rows from verl's keys: `PROMPT_ROLLOUT_OUTPUT`."""
+    parts = [key.rsplit("_", 2) for key in keys]
+    return [Place(prompt, int(rollout), int(branch)) for prompt, rollout, branch in parts]
+
+
+def rollout_ids(rows: Sequence[Place]) -> list[int]:
+    """Return an id of the rollout that each row is of."""
+    ids: dict[tuple[str, int], int] = {}
+    return [ids.setdefault((row.prompt, row.rollout), len(ids)) for row in rows]
 
 
 def _per_response(rows: Sequence[list[int]], plans: Sequence[Plan]) -> dict[str, Tensor]:

@@ -68,8 +68,9 @@ class Sampler:
         new = out.sequences[:, width:]
         scores = torch.stack([(logits / (heat or 1.0)).log_softmax(-1) for logits in out.logits], 1)
         logp = scores.gather(-1, new[..., None]).squeeze(-1)
-        for (_, _, answer), tokens, chances in zip(batch, new.tolist(), logp.tolist(), strict=True):
-            size = next((n for n, token in enumerate(tokens, 1) if token in ends), len(tokens))
+        for (_, params, answer), tokens, chances in zip(batch, new.tolist(), logp.tolist(), strict=True):
+            most = min(len(tokens), params.get("max_tokens", len(tokens)))
+            size = next((n for n, token in enumerate(tokens[:most], 1) if token in ends), most)
             answer.set_result((tokens[:size], chances[:size]))
 
     async def _nothing(self, *_: Any, **__: Any) -> None:
