@@ -79,10 +79,9 @@ def _but_thinking(found: re.Match[str]) -> str:
 
 
 def stand_in(raw: str) -> dict[str, str]:
-    """Return a message of the form of a sampled one."""
+    """Return a message of the form of a sampled one, which a template cannot trim."""
     if "</think>" in raw:
-        answer = "Qanswer" if raw.rpartition("</think>")[2].strip() else ""  # the only one that a template may trim
-        return {"role": "assistant", "content": f"<think>\nQthought\n</think>\n\n{answer}"}
+        return {"role": "assistant", "content": "<think>\nQthought\n</think>\n\nQanswer"}
     return {"role": "assistant", "content": "<think>\nQthought" if "<think>" in raw else "Qanswer"}
 
 
