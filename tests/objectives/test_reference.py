@@ -52,6 +52,9 @@ METHODS: dict[str, list[Options]] = {
     "reinforce": [{}],
     "clip_b": [{}, {"mu": 0.5}, {"mu": 0.0, "clip_high": 0.5}],
     "clip_v": [{}, {"mu": 0.5}, {"mu": 0.2, "phi": "estimated"}],
+    "repo_r": [{}, {"strength_min": 0.2, "strength_max": 0.5}],
+    "entropic": [{}],
+    "entrocraft": [{}],
     "steer": [
         {},
         {"effect": "exact", "weight_low": 0.1, "weight_high": 3.0},
@@ -117,6 +120,9 @@ STEERING: list[tuple[str, Options]] = [
     ("trim", {"floor": 0.0, "ceiling": 0.1}),
     ("stare", {"boost": "critical", "variant": "C1", "share": 0.3}),
     ("entropy_bonus", {"coef": 0.3, "target": 0.3, "rate": 0.1}),
+    ("repo_r", {"strength_min": 0.2, "strength_max": 0.3}),
+    ("entrocraft", {}),
+    ("entrocraft", {"floor": 0.0, "ceiling": 0.1, "renormalize": False}),
 ]
 STEERING_CASES = [pytest.param(name, options, id=f"{name}-{options}") for name, options in STEERING]
 HOSTS = ["grpo", "dr_grpo", "gspo", "cispo", "sapo", "dppo", "vespo", "sspo"]

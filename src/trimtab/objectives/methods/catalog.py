@@ -26,7 +26,7 @@ from trimtab.objectives.ratios import (
     token_ratio,
     token_ratio_in_response,
 )
-from trimtab.objectives.rules import entropy, entropy_effect, penalties
+from trimtab.objectives.rules import entropy, entropy_controllers, entropy_effect, penalties
 from trimtab.objectives.rules.s2t import s2t
 from trimtab.objectives.rules.stare import stare as stare_rule
 from trimtab.objectives.rules.token_baseline import token_baseline
@@ -307,6 +307,52 @@ def steer(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | Non
     return Objective("steer", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean, (rule,))
 
 
+@method(paper="2603.11682", rule=entropy_controllers.repo_r)
+def repo_r(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
+    """DAPO that raises the advantages of rare rewarded tokens and lowers those of rare punished ones, or the reverse.
+
+    Which of the two, and by how much, follows from the entropy of every rollout. In your own training loop, call
+    `observe` with it. We found the rule alone. The loss around it is our choice, and so is the start at strength_min.
+    """
+    rule = entropy_controllers.repo_r(**options)
+    return Objective("repo_r", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean, (rule,))
+
+
+@method(paper="2511.15248")
+def entropic(
+    target: float = 0.3,
+    gain: float = 1.0,
+    integral_gain: float = 0.01,
+    p_least: float = 0.95,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+) -> Objective:
+    """DAPO with a term on probable tokens that pushes them up or down, to hold the entropy at a target ("EntroPIC").
+
+    A PI controller sets the term's coefficient after every rollout. In your own training loop, call `observe` with it.
+    The term is not clipped. We found its form, but no constants: target, gains and p_least are our choice. The term's
+    mean is over the probable tokens if the aggregation is token-mean.
+    """
+    rule = entropy_controllers.push_probable(target, gain, integral_gain, p_least)
+    surrogate, push = ppo_clip(clip_low, clip_high, dual_clip), entropy_controllers.probable_push
+    return Objective("entropic", token_ratio, surrogate, token_mean, (rule,), (push,))
+
+
+@method(paper="2604.26326", rule=entropy_controllers.entrocraft)
+def entrocraft(
+    clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any
+) -> Objective:
+    """DAPO that holds the entropy in a falling band: outside it, it trains on the responses that lead back alone.
+
+    Below the band these are the punished responses, above it the rewarded ones. In your own training loop, call
+    `observe` with every rollout. The ends of the band are the paper's. The number of rollouts in which it falls, and
+    the loss around the rule, are our choice.
+    """
+    rule = entropy_controllers.entrocraft(**options)
+    return Objective("entrocraft", token_ratio, ppo_clip(clip_low, clip_high, dual_clip), token_mean, (rule,))
+
+
 @method(paper="2606.19236", rule=stare_rule)
 def stare(clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 10.0, **options: Any) -> Objective:
     """Clip-higher PPO that reweights the tokens with the largest effect on entropy while it is below a target.
@@ -350,6 +396,8 @@ _ATTACHED: dict[Callable[..., TokenRule | penalties.Penalty], str] = {
     entropy_effect.clip_b: "2602.03392",
     entropy_effect.clip_v: "2602.03392",
     entropy_effect.steer: "2510.10150",
+    entropy_controllers.repo_r: "2603.11682",
+    entropy_controllers.entrocraft: "2604.26326",
     penalties.tis: "",
     penalties.icepop: "",
     penalties.mis: "",

@@ -280,7 +280,11 @@ def _small_batch(advantage: torch.Tensor, objective: Objective) -> TokenBatch:
 
 METRICS: dict[str, str] = {
     "correction/weight_mean": "mean of p_old / p_sampler over the tokens",
+    "entrocraft/floor": "the lower end of Entrocraft's band at this step",
+    "entrocraft/side": "1 if the rollout's entropy is above Entrocraft's band, -1 if below, 0 within",
+    "entropic/alpha": "coefficient of EntroPIC's term on probable tokens, -1 to 1; above 0 it lowers the entropy",
     "entropy_bonus/coef": "coefficient of the entropy bonus in this update; 0 while the entropy is above its target",
+    "repo_r/strength": "REPO-R's z: above 0 it raises the entropy, below 0 it lowers it",
     "s2t/candidate_share": "share of tokens that are rare and rewarded: the candidates for silencing",
     "s2t/entropy_threshold": "a candidate with an entropy below this is spurious; absent without candidates",
     "sspo/segment_entropy": "mean entropy of a subsentence, averaged over subsentences",
@@ -290,7 +294,7 @@ METRICS: dict[str, str] = {
     "tokens/damped_share": "share of tokens whose weight was lowered",
     "tokens/dropped_share": "share of tokens that get weight 0 but still count in the mean",
     "tokens/masked_share": "share of tokens left out because their entropy is low",
-    "tokens/penalized_share": "share of tokens that have a penalty instead of a clip",
+    "tokens/penalized_share": "share of tokens with a penalty of their own, in KL-Cov and Lp-Reg instead of a clip",
     "tokens/silenced_share": "share of tokens that get weight 0 and do not count in the mean",
     "tokens/without_signal_share": "share of tokens in groups whose advantages are all zero, which count=signal leaves "
     "out",

@@ -39,6 +39,10 @@ COMBINATIONS = (
     "gspo + token_baseline(ended=kept) + kl(coef=0.1)",
     "gspo + clip_v(mu=0.3) + clip_b(mu=0.3) + s2t(tau_p=0.2)",
     "sspo + steer(effect=exact) + kl(coef=0.1)",
+    "grpo + repo_r(strength_min=0.1, strength_max=0.5) + kl(coef=0.1)",
+    "gspo + entrocraft(floor=0.1, ceiling=0.2) + s2t(tau_p=0.2)",
+    "entropic(target=9, p_least=0.2) + stare(gate=none) + s2t(tau_p=0.3)",
+    "entropic(target=0, gain=9, p_least=0.5) + trim(floor=9, gain=2) + tis",
     "grpo + steer(falloff=exponential) + clip_v(mu=0.5, phi=estimated) + trim(floor=9, gain=2)",
 )
 EVERY = (*METHODS, *COMBINATIONS)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.objectives import reference_controllers as controllers
 from helpers.objectives import reference_effects as effects
 from helpers.objectives.reference_baselines import token_baseline
 from helpers.objectives.reference_control import ATTACHMENTS as STEERING_ATTACHMENTS
@@ -49,6 +50,9 @@ ATTACHMENTS = {
     "clip_b": effects.clip_b,
     "clip_v": effects.clip_v,
     "steer": effects.steer,
+    "repo_r": controllers.repo_r,
+    "entropic": controllers.entropic,
+    "entrocraft": controllers.entrocraft,
 }
 
 # ---------------------------------------------------------------------------------------------------------- methods
@@ -324,6 +328,7 @@ def dapo_with(rule: Callable[..., Rule]) -> Callable[..., Update]:
 
 
 otb, clip_b, clip_v, steer = map(dapo_with, (token_baseline, effects.clip_b, effects.clip_v, effects.steer))
+repo_r, entropic, entrocraft = map(dapo_with, (controllers.repo_r, controllers.entropic, controllers.entrocraft))
 
 
 def stapo(

@@ -17,7 +17,7 @@ SEEDS = range(8)
 TOLERANCE = 1e-10
 SAME_NAME = ("entropy", "segment", "sum_p2", "sum_p2_logp")
 FIELD_OF = {n: n for n in SAME_NAME} | {n: f"{n}_logp" for n in ("sampler", "ref", "proxy", "current")}
-CONTROLLED = ("stare", "trim", "entropy_bonus")
+CONTROLLED = ("stare", "trim", "entropy_bonus", "repo_r", "entrocraft")
 
 Options = Mapping[str, Any]
 
