@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
@@ -19,16 +20,17 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.rollout.replica import TokenOutput
 
 import trimtab as tt
-from helpers.engines.verl_batches import TOKENIZER, random_batch
+from helpers.engines.verl_batches import TOKENIZER, nested, random_batch
 from helpers.engines.verl_configs import changed
 from helpers.engines.verl_runs import run, write_inputs
+from helpers.insight.exact_plans import assert_plans_come_again
 from trimtab.engines import AGENT_LOOP_KEY, AGENT_STATS, OWN_AGENT_LOOP
 from trimtab.engines.options import EngineOptions
 from trimtab.engines.verl import agents
 from trimtab.engines.verl.agents import TrimtabAgentLoop
 from trimtab.engines.verl.options import check_config, read_options
 from trimtab.engines.verl.planning import places, plan_step, rollout_ids
-from trimtab.engines.verl.trainer import TrimtabRayTrainer, agent_metrics
+from trimtab.engines.verl.trainer import TrimtabRayTrainer, agent_metrics, record_step, start_recording
 from trimtab.record import open_run
 from trimtab.trainer.config import build_objective
 
@@ -223,6 +225,25 @@ def test_a_step_with_branches_has_as_many_updates_as_without(monkeypatch: pytest
     assert trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size == 2
     with pytest.raises(RuntimeError, match="in 5 of 8 rollouts of this step the agent failed"):
         trainer._balance_batch(batch(6, sessions=3))
+
+
+def test_records_have_the_branches_and_a_replay_makes_the_same_plans(tmp_path: Path) -> None:
+    rows = places(["a_0_0", "a_0_1", "a_1_0", "b_0_0", "b_0_1", "b_0_2", "b_1_0", "pad_0_0"])
+    data, ids = random_batch(5), rollout_ids(rows)
+    data["rm_scores"] = nested([torch.ones(len(mask)) for mask in data["response_mask"].unbind()])
+    data["uid"] = np.array([row.prompt for row in rows], dtype=object)
+    data["reward_model"] = np.array([{"ground_truth": "2"}] * 8, dtype=object)
+    table = {"name": "stapo", "aggregation": "seq-mean-token-mean"}
+    objective = build_objective(table)
+    planned = plan_step(objective, data, 8, 1, TOKENIZER, ["token", "entropy"], ids)
+    recorder = start_recording(EngineOptions(objective=table, record=str(tmp_path)), objective, TOKENIZER, 0)
+    assert recorder is not None
+    record_step(recorder, 1, planned, data, objective, TOKENIZER.eos_token_id, rows)
+    recorder.close()
+    records = open_run(tmp_path)
+    assert records.step(1).rollouts == ids
+    assert records.step(1).responses["branch"].tolist() == [row.branch for row in rows]
+    assert assert_plans_come_again(records)
 
 
 @pytest.mark.slow
