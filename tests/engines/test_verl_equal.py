@@ -19,7 +19,8 @@ from trimtab.engines.verl.planning import PlannedLoss, minibatch_rows
 from trimtab.objectives import METHODS, Objective
 from trimtab.trainer.config import build_objective
 
-METHODS_HERE = [*METHODS, "grpo + kl", "stapo + tis", "dapo + icepop", "dapo + mis", "sspo + s2t", "gspo + stare"]
+METHODS_HERE = [name for name in METHODS if name != "otb"]  # which reads sum p^2, and verl has none
+METHODS_HERE += ["grpo + kl", "stapo + tis", "dapo + icepop", "dapo + mis", "sspo + s2t", "gspo + stare"]
 # The entropies of these batches are at most 2, and one rollout is observed before they are planned.
 METHODS_HERE += [
     "dapo + trim(floor=9, gain=2)",

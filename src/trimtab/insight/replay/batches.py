@@ -107,6 +107,11 @@ def with_advantages_of(batch: TokenBatch, objective: Objective, update: Recorded
     step = update.step
     if objective.advantage == step.records.manifest.advantage:
         return batch
+    if objective.separate_rewards and any(step.responses["rewards"]):
+        raise RecordError(
+            f"{objective.name} normalises each of several rewards by itself, and a record has no weights for them: "
+            "replay it on a run with one reward, or leave it out"
+        )
     # Over the whole step: a record keeps groups whole, so group statistics are exact even if only a share is recorded.
     reward, group = (as_tensor(step.responses[name]) for name in ("reward", "group"))
     values = objective.advantages(reward, group, step.rollouts)

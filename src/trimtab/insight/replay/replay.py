@@ -397,7 +397,8 @@ def _warm_up_controllers(records: Records, variants: Sequence[ReplayVariant], af
 def _check_fields(step: RecordedStep, variants: Sequence[ReplayVariant]) -> None:
     """Raise if a field that an objective needs is not recorded; segments can be computed from the tokens."""
     for variant in variants:
-        missing = sorted(variant.objective.needs - set(step.tokens) - {"segment"})
+        # The group is a column of responses.
+        missing = sorted(variant.objective.needs - set(step.tokens) - {"segment", "group"})
         if missing:
             raise RecordError(
                 f"{variant.label} reads `{missing[0]}`, which step {step.number} of {step.records.folder} lacks: leave "
