@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -216,7 +218,7 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"unknown recipe 'dmeo': did you mean demo\? \(a file of your own ends in"):
         load("dmeo")
     with pytest.raises(
-        ValueError, match=r"unknown recipe 'zzz': there are addition, countdown, countdown-steps, demo, smollm2,"
+        ValueError, match=r"unknown recipe 'zzz': there are addition, agent, countdown, countdown-steps, demo,"
     ):
         load("zzz")
 
@@ -433,3 +435,39 @@ def test_the_page_has_every_recipe_and_key_with_its_default() -> None:
         "| `chat` | true, false | true |",
     ):
         assert row in page
+
+
+# --- agents
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"agent": {"run": "solve"}}, "agent.run: 'solve': an agent is a function of your own, python:MODULE:NAME"),
+        ({"agent": {"run": "python:solve"}}, "an agent runs in a process of its own, which knows files only"),
+        ({"agent": {"run": "python:no_such_module:solve"}}, "there is no module no_such_module"),
+        ({"agent": {"run": "python:json:loads", "command": ["a"]}}, "set one of them"),
+        ({"agent": {"timeout": 3.0}}, r"\[agent\] names no agent"),
+        ({"agent": {"command": ["a"]}, "tools": {"use": ["calculator"]}}, "an agent calls its tools itself"),
+        ({"agent": {"command": ["a"]}, "rollout": {"max_turns": 2}}, "an agent decides itself how often it asks"),
+        ({"agent": {"command": ["a"]}, "update": {"old_stats": "sampled"}}, "does not work with an agent"),
+        ({"agent": {"command": [""]}}, "names no program"),
+        ({"agent": {"command": ["a"], "concurrency": 0}}, "agent.concurrency"),
+    ],
+)
+def test_an_agent_that_cannot_be_is_refused_in_words(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse(table)
+
+
+def test_a_recipe_with_an_agent_imports_neither_its_module_nor_the_packages_that_run_it(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("raise SystemExit('it is imported')")
+    recipe = tmp_path / "own.toml"
+    recipe.write_text('[agent]\nrun = "python:own:solve"\n')
+    code = (
+        "import sys; from trimtab.trainer.config import load; assert load(sys.argv[1]).has_agent; "
+        "print([m for m in ('torch', 'transformers', 'starlette', 'uvicorn', 'openai', 'own') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code, str(recipe)], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+    assert load(recipe).agent_function == "python:own:solve"

@@ -48,6 +48,7 @@ def test_all_recipes_are_packaged() -> None:
     assert {*RECIPES} == {
         "demo",
         "addition",
+        "agent",
         "countdown",
         "countdown-steps",
         "tools",

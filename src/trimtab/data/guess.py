@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from openai import OpenAI
     from openai.types.chat import ChatCompletionMessageParam
 
-TRIES, SIZE, TEST_ONE_IN = 3, 7, 8  # seven numbers are found in three tries by halving
+TRIES, GAMES, MOST, TEST_ONE_IN = 3, 100, 7, 8  # seven numbers are found in three tries by halving
 
 
 def problems(split: Split = "train") -> FixedTask:
-    """Numbers to guess, each in a range such as `42-48 `; the warm start's solution is any number of the range."""
+    """Games with a number from 1 to 7, as `42= `; the warm start's solution is any of these numbers."""
     found = []
-    for low, place in product(range(10, 100 - SIZE), range(SIZE)):
-        asked, secret = f"{low}-{low + SIZE - 1} ", low + place
+    for game, secret in product(range(GAMES), range(1, MOST + 1)):
+        asked = f"{game}= "
         if split_of(asked, TEST_ONE_IN) == split:
-            any_number = Random(derive_seed("guess", secret, asked)).randrange(low, low + SIZE)
-            found.append(Problem(user(asked), str(secret), "exact", "guess", str(any_number)))
+            other = Random(derive_seed("guess", game, secret)).randint(1, MOST)
+            found.append(Problem(user(asked), str(secret), "exact", "guess", str(other)))
     return FixedTask("guess", found)
 
 
@@ -33,12 +33,12 @@ def solve(problem: Problem, client: OpenAI) -> float:
     """Let the model guess; return 1 if it finds the number."""
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": problem.prompt[0]["content"]}]
     for _ in range(TRIES):
-        reply = client.chat.completions.create(model="policy", messages=messages, max_tokens=3)
+        reply = client.chat.completions.create(model="policy", messages=messages, max_tokens=2)
         guess = (reply.choices[0].message.content or "").strip()
         if guess == problem.answer:
             return 1.0
-        if not guess.isdecimal():
+        if guess not in map(str, range(1, MOST + 1)):
             return 0.0
         messages.append({"role": "assistant", "content": guess})
-        messages.append({"role": "user", "content": "+" if int(guess) < int(problem.answer) else "-"})
+        messages.append({"role": "user", "content": "+" if guess < problem.answer else "-"})
     return 0.0

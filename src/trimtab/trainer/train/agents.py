@@ -298,8 +298,8 @@ AGENT_METRICS: dict[str, str] = {
     "agent/overridden": "parameters of requests that the run imposes instead, such as a temperature",
     "agent/requests_mean": "mean number of requests per rollout",
     "agent/retries": "requests that the agent's client sent again: they got the same answer",
-    "agent/seconds_mean": "mean seconds of a rollout",
-    "agent/seconds_max": "seconds of the longest rollout",
+    "time/agent_mean": "mean seconds of a rollout of an agent",
+    "time/agent_max": "seconds of the longest rollout of an agent",
     "agent/timeout_share": "share of rollouts that took longer than agent.timeout",
     "agent/token_budget_share": "share of rollouts that were refused a request, because rollout.max_new_tokens were "
     "sampled already",
@@ -332,8 +332,8 @@ def agent_metrics(ended: Sequence[EndedRollout]) -> dict[str, float]:
         "agent/retries": sum(each.replayed + each.joined for each in stats),
         "agent/abandoned": sum(each.abandoned for each in stats),
         "agent/overridden": _total(each.overridden for each in stats),
-        "agent/seconds_mean": fmean(each.seconds for each in ended),
-        "agent/seconds_max": max(each.seconds for each in ended),
+        "time/agent_mean": fmean(each.seconds for each in ended),
+        "time/agent_max": max(each.seconds for each in ended),
         **{f"agent/new_root/{name}": sum(each.new_roots.get(name, 0) for each in stats) for name in NEW_ROOTS},
     }
 
