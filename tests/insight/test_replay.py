@@ -168,10 +168,11 @@ def test_every_method_can_be_replayed(name: str, tmp_path: Path) -> None:
 
 
 def test_gdpo_of_several_rewards_is_not_replayed_as_if_they_were_one(tmp_path: Path) -> None:
-    data = made_step(1, [30] * 8)
-    record(tmp_path, [data])  # which has two rewards per response
+    record(tmp_path, [made_step(1, [30] * 8, optional=("ref_logp",))])  # and two rewards
     with pytest.raises(RecordError, match="gdpo normalises each of several rewards by itself"):
         replay(tmp_path, ["gdpo"])
+    record(tmp_path / "one", [made_step(1, [30] * 8)])
+    assert replay(tmp_path / "one", ["gdpo"]).stats[0].tokens == 240
 
 
 @pytest.mark.parametrize("name", ["s2t", "stare", "top_entropy", "tis", "icepop", "mis", "kl", "token_baseline"])

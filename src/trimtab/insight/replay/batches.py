@@ -107,7 +107,7 @@ def with_advantages_of(batch: TokenBatch, objective: Objective, update: Recorded
     step = update.step
     if objective.advantage == step.records.manifest.advantage:
         return batch
-    if objective.separate_rewards and any(step.responses["rewards"]):
+    if objective.separate_rewards and "rewards" in step.responses and any(step.responses["rewards"]):
         raise RecordError(
             f"{objective.name} normalises each of several rewards by itself, and a record has no weights for them: "
             "replay it on a run with one reward, or leave it out"
