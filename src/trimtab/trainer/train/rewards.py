@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab.data import Response, Sample, SamplingOptions
 from trimtab.grading import Verdict, VerdictKind, grade_samples
@@ -54,6 +55,20 @@ def set_reward(
     sample.reward = total or 0.0
     sample.terms = values
     sample.excluded = sample.excluded or total is None or void
+
+
+def separate_rewards(samples: Sequence[Sample], config: RewardConfig) -> tuple[NDArray[np.float32], list[float]]:
+    """Return each of a sample's rewards, (samples, rewards), and the weight of each in the sum."""
+    if not config.terms:
+        return np.array([[sample.reward] for sample in samples], np.float32), [1.0]
+    names = [TASK_TERM, *config.terms]
+    weights = [config.weight, *(term.weight for term in config.terms.values())]
+    columns = np.array([[sample.terms[name] for name in names] for sample in samples])
+    # The overlong penalty is in the sum alone; rounded, because that is in float32.
+    penalty = np.round([sample.reward for sample in samples] - columns @ weights, 5)
+    if penalty.any():
+        columns, weights = np.column_stack([columns, penalty]), [*weights, 1.0]
+    return columns.astype(np.float32), weights
 
 
 def _paid(verdict: Verdict, config: RewardConfig) -> float | None:

@@ -21,6 +21,7 @@ from trimtab.trainer.model import (
     to_device,
     tool_tokens,
 )
+from trimtab.trainer.train.rewards import separate_rewards
 from trimtab.trainer.train.rollouts import Rollouts
 from trimtab.trainer.train.trainer import Trainer
 
@@ -94,7 +95,9 @@ def score_responses(trainer: Trainer, responses: Sequence[Sample], transcripts: 
     if any(response.branch is not None for response in responses):
         rollouts = rollout_ids([each.group for each in responses], [each.response.sample for each in responses])
         integers.append(np.array(rollouts))
-    advantages = objective.advantages(torch.from_numpy(rewards), torch.from_numpy(integers[2]), rollouts).numpy()
+    paid, weights = separate_rewards(responses, trainer.config.reward) if objective.separate_rewards else (rewards, [])
+    groups = torch.from_numpy(integers[2])
+    advantages = objective.advantages(torch.from_numpy(paid), groups, rollouts, weights or None).numpy()
     # One copy to the GPU per dtype instead of one per column.
     token, sequence, group, *others = to_device(policy.device, *integers)
     sampler_logp, reward, advantage = to_device(policy.device, logps, rewards, advantages)
