@@ -303,3 +303,14 @@ def test_subsentences_are_found_in_sampled_tokens_alone() -> None:
     expected = tt.segment_ids(ids[0][:5], tokenizer)
     assert torch.equal(found[0][:5], expected)
     assert found[0][5:].tolist() == [0, 0]
+
+
+def test_gdpo_gets_the_reward_functions_by_themselves() -> None:
+    nan = float("nan")
+    both = torch.tensor([[1.0, 0.0], [0.0, 10.0], [nan, nan], [1.0, nan]])
+    weights = torch.tensor([1.0, 0.5])
+    reward = (both * weights).nansum(1).masked_fill(both.isnan().all(1), nan)
+    ours = advantages(tt.objective("gdpo", whiten=False), reward, 4, both, weights)
+    each = [tt.advantages.group_normalized(values, [0, 0, 0]) for values in ([1.0, 0.0, 1.0], [0.0, 10.0, 0.0])]
+    expected = each[0] + 0.5 * each[1]
+    assert ours.tolist() == pytest.approx([expected[0].item(), expected[1].item(), 0.0, expected[2].item()])

@@ -107,16 +107,22 @@ def token_batch(
     )
 
 
-def advantages(objective: Objective, reward: Tensor, samples: int) -> Tensor:
+def advantages(
+    objective: Objective, reward: Tensor, samples: int, rewards: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
     """Return the objective's advantages for the rewards of all processes, `samples` consecutive ones per prompt.
 
     A reward is NaN if no reward function graded the response: it is left out of its group's baseline and gets
-    advantage 0, and so does the only graded response of a group.
+    advantage 0, and so does the only graded response of a group. An objective with `separate_rewards` takes `rewards`
+    instead, (responses, reward functions), with their weights; a function that did not grade a response gives it 0.
     """
     group = torch.arange(len(reward), device=reward.device) // samples
     graded = ~reward.isnan()
     # With one graded response in a group there is nothing to compare it with.
     alone = torch.zeros_like(group).index_add_(0, group, graded.long())[group] == 1
     out = torch.zeros_like(reward)
-    out[graded] = objective.advantages(reward[graded], group[graded])
+    if objective.separate_rewards and rewards is not None:
+        out[graded] = objective.advantages(rewards[graded].nan_to_num(), group[graded], weights=weights).to(out.dtype)
+    else:
+        out[graded] = objective.advantages(reward[graded], group[graded])
     return out.masked_fill(alone & graded, 0.0) if samples > 1 else out

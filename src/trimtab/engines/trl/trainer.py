@@ -149,7 +149,7 @@ class TrimtabTrainer(GRPOTrainer):
         reward = self._total_reward()
         if self.args.advantage == "method":
             samples = self.num_generations if self.model.training else self.num_generations_eval
-            ours = padded.advantages(self.objective, reward, samples)
+            ours = padded.advantages(self.objective, reward, samples, self._rewards, self.reward_weights)
             self._log_advantages(ours)
             batch["advantages"] = ours[local]
         batch["old_per_token_logps"], batch[padded.ENTROPY] = self._old_logps(batch, scored)
