@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.parallel.thread_ranks import train_ranks, use_sgd
 from helpers.train import own_agents
 from helpers.train.short_runs import RunProcess, contents, differences, recipe, run_in_child, short_run, trained
 from trimtab.agents import (
@@ -198,6 +199,17 @@ def test_dynamic_sampling_and_noise_work_on_rollouts(tmp_path: Path) -> None:
     assert 0 < metrics(tmp_path / "noisy")[-1]["reward/flipped_share"] < 1
 
 
+def test_each_of_several_processes_runs_the_agent_for_its_share() -> None:
+    changes = settings("twice", update__token_budget="64")
+    (alone,), several = (train_ranks(recipe(changes), size, 2, use_sgd) for size in (1, 2))
+    for rank in several:
+        assert rank.tokens == alone.tokens
+        assert (rank.weights - alone.weights).norm() < 1e-4 * (alone.weights - alone.start).norm()
+    names = ("agent/requests_mean", "agent/branches_mean", "agent/merged_share", "reward/mean")
+    for mine, other in zip(several[0].metrics, alone.metrics, strict=True):
+        assert {name: mine[name] for name in names} == pytest.approx({name: other[name] for name in names})
+
+
 # --- failures are heard
 
 
@@ -325,11 +337,8 @@ def pool_runs(pool: AgentPool, count: int, problem: Problem) -> list[AgentRun]:
     def run(number: int, worker: AgentWorker) -> None:
         found[number] = worker.run(problem, Access("http://127.0.0.1:9/v1", f"secret-{number}", number))
 
-    try:
-        for future in pool.start(count, run):
-            future.result(SECONDS)
-    finally:
-        pool.close()
+    for future in pool.start(count, run):
+        future.result(SECONDS)
     return [found[number] for number in range(count)]
 
 
@@ -338,7 +347,10 @@ PROBLEM = Problem(user("1+1="), "2", "exact", "made", extra={"kind": 0})
 
 def program(code: str, **changes: Any) -> AgentRun:
     pool = AgentPool(command=[sys.executable, "-c", code], **{"timeout": SECONDS, **changes})
-    return pool_runs(pool, 1, PROBLEM)[0]
+    try:
+        return pool_runs(pool, 1, PROBLEM)[0]
+    finally:
+        pool.close()
 
 
 def test_the_last_line_of_a_program_is_graded_or_is_its_reward() -> None:
@@ -380,10 +392,15 @@ print("done")
 
 
 def test_a_worker_is_used_again_until_it_is_killed() -> None:
-    pool = AgentPool("python:os:getpid", concurrency=1)  # takes no arguments: it fails, and its process stays
-    first, second = pool_runs(pool, 2, PROBLEM)
-    assert first.outcome == second.outcome == "failed" and "TypeError" in first.error
-    assert pool.function.endswith("python:os:getpid")
+    pool = AgentPool(f"{AGENT}process_id", concurrency=1)
+    crashing = replace(PROBLEM, extra={"kind": 2})
+    try:
+        runs = [run for problem in (PROBLEM, crashing, PROBLEM) for run in pool_runs(pool, 2, problem)]
+    finally:
+        pool.close()
+    assert [run.outcome for run in runs] == 2 * ["returned"] + 2 * ["failed"] + 2 * ["returned"]
+    first, second, *_, third, fourth = (run.reward for run in runs)
+    assert first == second != third == fourth
 
 
 # --- from rollouts to samples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -95,6 +96,9 @@ class AgentPool:
         self._workers = [AgentWorker(self) for _ in range(concurrency)]
         self._stopping = threading.Event()
         self._running: list[Future[None]] = []
+        self._closed = False
+        with _lock:
+            _pools[self.function] += 1
         start_worker(self.function)
 
     def check(self) -> None:
@@ -140,9 +144,17 @@ class AgentPool:
                 return
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes; their server too, if no other pool of this process uses it."""
         self.stop()
-        stop_worker(self.function)
+        with _lock:
+            _pools[self.function] -= not self._closed
+            self._closed = True
+            if not _pools[self.function]:
+                stop_worker(self.function)
+
+
+_lock = threading.Lock()
+_pools: Counter[str] = Counter()  # that are open, by the function of their server
 
 
 def _ended(result: WorkerResult, timeout: float, key: str) -> AgentRun:

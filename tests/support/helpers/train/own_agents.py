@@ -73,6 +73,13 @@ def greedy_for_tokens(problem: Problem, client: Any) -> float:
         client.chat.completions.create(model="policy", messages=_messages(problem), max_tokens=2)
 
 
+def process_id(problem: Problem, client: Any) -> float:
+    """Return the number of the process; with a kind, end it."""
+    if problem.extra["kind"]:
+        os.abort()
+    return float(os.getpid())
+
+
 def mixed(problem: Problem, client: Any) -> Any:
     """Behave as the problem's number says: every sort of failure, and good rollouts between them."""
     client.chat.completions.create(model="policy", messages=_messages(problem), max_tokens=1)
