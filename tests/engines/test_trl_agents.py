@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from datasets import Dataset
 from helpers.engines import trl_runs
 from helpers.engines.trl_tools import Noted, chat_model, chat_tokenizer
 from trimtab.engines.trl import agent_reward, agent_rollouts
+from trimtab.own_parts import look_beside
 from trimtab.record import open_run
 
 AGENT = "python:helpers.engines.own_agent:"
@@ -105,6 +107,27 @@ def test_a_failed_rollout_is_left_out_and_most_stop_the_run(tmp_path: Path) -> N
     assert (sampled.any(1) == ~failed).all() and (batch["advantages"][failed] == 0).all()
     with pytest.raises(RuntimeError, match=r"16 of 16 rollouts.*it made no request"):
         trainer(tmp_path / "none", "say_nothing", "grpo").train()
+
+
+def test_the_script_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_agent.py").write_text(
+        "async def solve(problem, client):\n"
+        "    reply = await client.chat.completions.create(model='policy', messages=problem.prompt, max_tokens=3)\n"
+        "    return float(len(reply.choices[0].message.content or ''))\n"
+    )
+    look_beside(tmp_path)
+    page = (Path(__file__).parents[2] / "docs/agents.md").read_text()
+    (script,) = re.findall(r"<!-- trl -->\n```py\n(.*?)```", page, re.DOTALL)
+    prompts = [[{"role": "user", "content": f"{n}?"}] for n in range(8)]
+    parts: dict[str, Any] = {
+        "model": chat_model(),
+        "args": trl_runs.config(tmp_path, max_steps=1),
+        "tokenizer": chat_tokenizer(),
+        "data": Dataset.from_dict({"prompt": prompts, "answer": list("01234567")}),
+    }
+    exec(compile(script, "docs/agents.md", "exec"), parts)
+    parts["trainer"].train()
+    assert trl_runs.logged(parts["trainer"], "rewards/agent_reward/mean")[0] > 0
 
 
 def test_what_trimtabs_sampler_does_not_know_is_refused(tmp_path: Path) -> None:

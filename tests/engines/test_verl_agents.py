@@ -6,6 +6,7 @@ import helpers.engines.verl_quiet  # noqa: F401  # isort: skip
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,6 +174,15 @@ def test_what_an_agent_cannot_be_combined_with_is_refused_at_the_start() -> None
     assert "as if each were a rollout" in problems(LOOP, "algorithm.adv_estimator=rloo", agent=AGENT + "solve")
     ours = "reward.custom_reward_function.path=pkg://trimtab.engines.verl.reward"
     assert "set naive" in problems(LOOP, ours, "reward.reward_manager.name=dapo", agent=AGENT + "solve")
+
+
+def test_the_settings_of_the_page_are_settings() -> None:
+    page = (Path(__file__).parents[2] / "docs/agents.md").read_text()
+    (settings,) = re.findall(r"<!-- verl -->\n```bash\n(.*?)```", page, re.DOTALL)
+    config = changed(["algorithm.adv_estimator=grpo", "+trimtab.objective=grpo", *settings.split()])
+    options = read_options(config.trimtab)
+    assert options.agent == "python:my_agent:solve" and options.agent_timeout == 300.0
+    check_config(config, options, build_objective({"name": "grpo"}))
 
 
 def test_means_over_responses_are_over_rollouts_of_verls_keys() -> None:
