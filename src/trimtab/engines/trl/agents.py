@@ -55,15 +55,16 @@ class AgentRollouts:
         options, args = self.options, trainer.args
         if self._use is None:
             self._use = self._start(trainer)
-        numbered = [(number, _problem(row), 0) for number, row in enumerate(trainer.rows)]
+        # By their place among the rows of all processes: so many processes sample the same as one.
+        first = trainer.accelerator.process_index * len(trainer.rows)
+        numbered = [(number, _problem(row), 0) for number, row in enumerate(trainer.rows, start=first)]
         sampling = SamplingOptions(
             samples=1,
             max_new_tokens=args.max_completion_length,
             temperature=args.temperature,
             top_p=args.top_p,
             top_k=args.top_k or 0,
-            # No two processes share a seed: each numbers its own prompts from 0.
-            seed=args.seed + (trainer.accelerator.process_index << 32),
+            seed=args.seed,
         )
         step = trainer.rollouts_so_far if trainer.model.training else -1
         ended = self._use.run(self._sampler(trainer), numbered, step, sampling)
