@@ -245,7 +245,7 @@ def test_the_stopwatch_sees_every_phase_and_leaves_nothing_behind() -> None:
 
 def test_the_peer_gets_the_problems_that_our_steps_meet() -> None:
     trainer = small_trainer()
-    answers = rollouts.sample_groups(trainer, RunProgress())[0]
+    answers = rollouts.sample_groups(trainer, RunProgress()).admitted
     ours = [group[0].problem for group in answers]
     assert step.problems_of(trainer.config, steps=2)[: len(ours)] == ours
 

@@ -18,8 +18,9 @@ from trimtab.grading import Verdict
 from trimtab.insight.replay import replay
 from trimtab.record import open_run
 from trimtab.trainer.config import RewardConfig
+from trimtab.trainer.train.gates import has_reward_spread
 from trimtab.trainer.train.metrics import term_metrics
-from trimtab.trainer.train.rollouts import Rollouts, has_reward_spread, remove_excluded
+from trimtab.trainer.train.rollouts import Rollouts, remove_excluded
 
 SHORT = {"run.steps": "2", "run.eval_every": "0", "run.checkpoint_every": "0", "update.token_budget": "40"}
 # The mean of the ratios of tokens is that of the branches only if each token has its own.

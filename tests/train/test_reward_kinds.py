@@ -15,11 +15,11 @@ from trimtab.data.problems import user
 from trimtab.grading import VERDICT_KINDS, Verdict, VerdictKind
 from trimtab.trainer.config import Config, RewardConfig, load, parse
 from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train.gates import has_reward_spread
 from trimtab.trainer.train.metrics import METRICS, step_metrics
 from trimtab.trainer.train.rewards import reward_of
 from trimtab.trainer.train.rollouts import (
     collect_rollouts,
-    has_reward_spread,
     remove_excluded,
     sample_groups,
 )
@@ -176,10 +176,10 @@ def test_dynamic_sampling_ignores_excluded_responses(policy: Policy) -> None:
         rollout={"dynamic_sampling": True, "dynamic_max_rounds": 1}, reward={"no_answer": "exclude", "wrong": -1.0}
     )
     task = sums("number", ["46", "45"])
-    groups, dropped, _ = sample_groups(
+    found = sample_groups(
         scripted_trainer(policy, FixedTexts(policy, ["46", "46", "=", "="]), dynamic, task), RunProgress()
     )
-    assert (groups, dropped) == ([], 6)  # 46 twice and nothing else is no spread
+    assert (found.admitted, found.refused) == ([], {"mixed": 6})  # 46 twice and nothing else is no spread
 
 
 def test_a_custom_rule_grades_a_step(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

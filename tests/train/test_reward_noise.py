@@ -42,7 +42,7 @@ def graded(policy: Policy, made: Config, texts: Sequence[str] = ("46", "45", "="
     """The responses of a step whose prompts all get these texts."""
     task = FixedTask("sums", (Problem(user("12+34="), "46", "number", "sums"),))
     trainer = scripted_trainer(policy, FixedTexts(policy, texts), made, task)
-    return [response for group in sample_groups(trainer, RunProgress())[0] for response in group]
+    return [response for group in sample_groups(trainer, RunProgress()).admitted for response in group]
 
 
 # --- which verdicts are flipped

@@ -13,13 +13,13 @@ from trimtab.data import Arithmetic, Response
 from trimtab.grading import Verdict
 from trimtab.trainer.config import RewardConfig
 from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train.gates import has_reward_spread
 from trimtab.trainer.train.prompts import encode_prompts
 from trimtab.trainer.train.rewards import reward_of
 from trimtab.trainer.train.rollouts import (
     MOST_SOURCES,
     accuracy_by_source,
     collect_rollouts,
-    has_reward_spread,
     sample_groups,
     split_into_minibatches,
 )
@@ -33,29 +33,27 @@ def policy() -> Policy:
 
 def test_prompts_come_in_order_and_the_position_advances(policy: Policy) -> None:
     sampler = MixedGroups(policy, 1)
-    groups, dropped, position = sample_groups(
-        scripted_trainer(policy, sampler, small_config()), RunProgress(position=10)
-    )
-    assert (sampler.sampled, dropped, position) == ([10, 11, 12, 13], 0, 14)
-    assert [group[0].group for group in groups] == [10, 11, 12, 13]
+    found = sample_groups(scripted_trainer(policy, sampler, small_config()), RunProgress(position=10))
+    assert (sampler.sampled, found.refused.total(), found.position) == ([10, 11, 12, 13], 0, 14)
+    assert [group[0].group for group in found.admitted] == [10, 11, 12, 13]
 
 
 def test_dynamic_sampling_keeps_groups_with_reward_spread_and_samples_others(policy: Policy) -> None:
     sampler = MixedGroups(policy, 2)
     trainer = scripted_trainer(policy, sampler, small_config(rollout={"dynamic_sampling": True}))
-    groups, dropped, position = sample_groups(trainer, RunProgress())
+    found = sample_groups(trainer, RunProgress())
     assert sampler.sampled == list(range(12))  # three times as many as needed
-    assert [group[0].group for group in groups] == [0, 2, 4, 6]
-    assert all(has_reward_spread(group) for group in groups)
-    assert (dropped, position) == (6, 7)  # prompts 7 to 11 are sampled again
+    assert [group[0].group for group in found.admitted] == [0, 2, 4, 6]
+    assert all(has_reward_spread(group) for group in found.admitted)
+    assert (found.refused, found.position) == ({"mixed": 6}, 7)  # prompts 7 to 11 are sampled again
 
 
 def test_dynamic_sampling_goes_on_with_fewer_groups_after_its_last_round(policy: Policy) -> None:
     sampler = MixedGroups(policy, 10)
     two_rounds = small_config(rollout={"dynamic_sampling": True, "dynamic_max_rounds": 2})
-    groups, _, position = sample_groups(scripted_trainer(policy, sampler, two_rounds), RunProgress())
-    assert [group[0].group for group in groups] == [0, 10]
-    assert position == len(sampler.sampled) == 12 + 6  # the first round found two
+    found = sample_groups(scripted_trainer(policy, sampler, two_rounds), RunProgress())
+    assert [group[0].group for group in found.admitted] == [0, 10]
+    assert found.position == len(sampler.sampled) == 12 + 6  # the first round found two
 
 
 def test_a_step_in_which_no_group_has_reward_spread_has_no_responses(policy: Policy) -> None:
@@ -75,7 +73,7 @@ def test_the_overlong_penalty_grows_linearly_over_the_buffer(length: int, penalt
 
 
 def test_minibatches_hold_whole_groups_sorted_by_length(policy: Policy) -> None:
-    groups, _, _ = sample_groups(scripted_trainer(policy, MixedGroups(policy, 2), small_config()), RunProgress())
+    groups = sample_groups(scripted_trainer(policy, MixedGroups(policy, 2), small_config()), RunProgress()).admitted
     responses, sizes = split_into_minibatches(groups, 2)
     assert sizes == [4, 4]
     for minibatch in (responses[:4], responses[4:]):

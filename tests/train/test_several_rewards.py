@@ -18,8 +18,9 @@ from trimtab.grading import grade_samples
 from trimtab.record import open_run
 from trimtab.trainer.config import Config, parse
 from trimtab.trainer.model import Policy, load_policy
+from trimtab.trainer.train.gates import has_reward_spread
 from trimtab.trainer.train.metrics import describe_metric, no_signal_diagnosis, step_metrics
-from trimtab.trainer.train.rollouts import collect_rollouts, evaluate, has_reward_spread
+from trimtab.trainer.train.rollouts import collect_rollouts, evaluate
 from trimtab.trainer.train.scoring import Experience, score_rollouts
 from trimtab.trainer.train.trainer import RunProgress
 

@@ -79,11 +79,14 @@ def _step(config: Config) -> list[str]:
         weights = {TASK_TERM: config.reward.weight} | {name: term.weight for name, term in config.reward.terms.items()}
         total = " + ".join(f"{weight:g} x {name}" for name, weight in weights.items())
         lines.append(f"  the reward of a response: {total} (reward.weight, reward.terms)")
-    if rollout.dynamic_sampling:
+    if config.gates:
+        refused = "without reward spread" if config.gates == ["mixed"] else f"that {', '.join(config.gates)} refuse"
         lines.append(
-            f"  dynamic sampling: groups without reward spread are sampled again, {rollout.dynamic_oversample:g} times "
+            f"  dynamic sampling: groups {refused} are sampled again, {rollout.dynamic_oversample:g} times "
             f"the number missing, for at most {rollout.dynamic_max_rounds} rounds"
         )
+    if config.curriculum.problems != "uniform":
+        lines.append(f"  the next problems: {printable(config.curriculum.problems)} (curriculum.problems)")
     return lines
 
 
@@ -104,8 +107,8 @@ def _run(config: Config, problems: tuple[Task, Task | None] | None) -> list[str]
     else:
         size = len(problems[0])
         epochs = f"prompts of a task with {size:,} problems = {prompts / size:.2f} epochs"
-    # Dynamic sampling takes further prompts for groups without reward spread.
-    at_least = "at least " if config.rollout.dynamic_sampling else ""
+    # Further prompts are sampled in place of groups that are refused.
+    at_least = "at least " if config.gates else ""
     return [
         f"  {steps:,} steps x {_count(updates, 'update')} = {steps * updates:,} updates in all",
         f"  {steps:,} steps x {config.rollout.prompts * config.rollout.samples:,} responses = "

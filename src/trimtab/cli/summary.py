@@ -11,7 +11,7 @@ from trimtab.objectives import entropy_control
 from trimtab.own_parts import is_own
 from trimtab.record import Collapse, find_fall, iter_step_lines
 from trimtab.text import clock, command, number, one_line, percent, shorten
-from trimtab.trainer.config import Config, list_checkpoints, run_checkpoints
+from trimtab.trainer.config import POOLS, Config, list_checkpoints, run_checkpoints
 from trimtab.trainer.train import (
     AccuracyChange,
     RunFolder,
@@ -61,6 +61,7 @@ def closing_summary(
     numbers = _number_lines(result, _held_out_note(config, result))
     if spent := time_words(records):
         numbers.append(f"  {'time':<18} {spent}")
+    numbers += _pool_lines(records)
     held = [f"  {sentence}" for sentence in entropy_control.control_sentences(records, objective.entropy_target)]
 
     finished = result.steps >= config.run.steps and folder.model.exists() and has_model
@@ -197,6 +198,13 @@ def _number_lines(result: RunSummary, held_out: str) -> list[str]:
     optional |= {"calls": result.called_start, "held-out score": result.score_start}
     shown = [row for row in rows if optional.get(row[0], 0.0) is not None]
     return [f"  {name:<18} {values:<16}  {note}" for name, values, note in shown]
+
+
+def _pool_lines(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return how many problems the pools of a curriculum have at the end; nothing without pools."""
+    sizes = {name: records[-1].get(f"curriculum/pool_{name}") for name in POOLS} if records else {}
+    shown = ", ".join(f"{int(size):,} {name}" for name, size in sizes.items() if size is not None)
+    return [f"  {'problems':<18} {shown}"] if shown else []
 
 
 def _next_lines(

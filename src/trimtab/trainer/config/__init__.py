@@ -35,12 +35,22 @@ from trimtab.trainer.config.sections import (
     check_own_sampler,
     check_vllm_options,
 )
-from trimtab.trainer.config.task_sections import TASK_TERM, AgentConfig, RewardConfig, ToolsConfig
+from trimtab.trainer.config.task_sections import (
+    POOLS,
+    TASK_TERM,
+    AgentConfig,
+    CurriculumConfig,
+    RewardConfig,
+    ToolsConfig,
+    check_own_curriculum,
+    check_own_gate,
+)
 
 __all__ = [
-    "BEST", "DEMO_MODELS", "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "TASK_TERM", "AgentConfig", "AlarmsConfig",
-    "Config", "RecordConfig", "RewardConfig", "RolloutConfig", "RunModel", "Section", "ToolsConfig", "base_model",
-    "build_objective", "check_own_sampler", "check_vllm_options", "find_checkpoint", "find_recipe", "find_run_model",
+    "BEST", "DEMO_MODELS", "LARGEST_RECIPE", "LONGEST_CHAIN", "PACKAGED", "POOLS", "TASK_TERM", "AgentConfig",
+    "AlarmsConfig", "Config", "CurriculumConfig", "RecordConfig", "RewardConfig", "RolloutConfig", "RunModel",
+    "Section", "ToolsConfig", "base_model", "build_objective", "check_own_curriculum", "check_own_gate",
+    "check_own_sampler", "check_vllm_options", "find_checkpoint", "find_recipe", "find_run_model",
     "is_hub_model", "json_schema", "list_checkpoints", "load", "load_stored", "model_digest", "own_code",
     "packaged_recipes", "parse", "parse_stored", "parse_toml", "run_checkpoints",
     "stored_agent",

@@ -93,8 +93,8 @@ def parse_stored(table: Mapping[str, Any]) -> Config:
         elif isinstance(value, dict):
             foreign = [key for key, each in value.items() if is_foreign(each)]
             dropped = {*foreign, *(f"{key}_options" for key in foreign)}
-            # What is left would be about another one: options of an objective or a task, limits of an agent.
-            if section in ("objective", "agent") or (section == "task" and "name" in foreign):
+            # What is left would be about another one: options of an objective or a task, limits of an agent or gate.
+            if section in ("objective", "agent", "curriculum") or (section == "task" and "name" in foreign):
                 continue
             kept[section] = {key: each for key, each in value.items() if key not in dropped}
     return parse(_without_idle_turns(kept))

@@ -23,6 +23,7 @@ from trimtab.trainer.config.sections import (
 )
 from trimtab.trainer.config.task_sections import (
     AgentConfig,
+    CurriculumConfig,
     RewardConfig,
     TaskConfig,
     ToolsConfig,
@@ -47,6 +48,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     rollout: RolloutConfig = RolloutConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     tools: ToolsConfig = ToolsConfig()
     agent: AgentConfig = AgentConfig()
     reward: RewardConfig = RewardConfig()
@@ -143,9 +145,10 @@ class Config(Section):
 
     def _check_samples(self) -> None:
         rollout = self.rollout
-        if rollout.dynamic_sampling and rollout.samples < 2:
+        if "mixed" in self.gates and rollout.samples < 2:
+            asked = "rollout.dynamic_sampling" if rollout.dynamic_sampling else 'curriculum.gates = ["mixed"]'
             raise ValueError(
-                f"rollout.dynamic_sampling needs rollout.samples of 2 or more, not {rollout.samples}: "
+                f"{asked} needs rollout.samples of 2 or more, not {rollout.samples}: "
                 "the rewards of one response cannot differ"
             )
         advantage = self.build_objective().advantage
@@ -221,6 +224,12 @@ class Config(Section):
         halved = model.lora_rank > 0 and model.precision == "bf16"
         # A sampler of the user's own may compute without autocast. Sharded layers have weights of one type.
         return halved and rollout.precision != "fp32" and not is_own(rollout.engine) and not model.shard
+
+    @property
+    def gates(self) -> list[str]:
+        """The names of what a group must pass to be trained on; with any, others are sampled for groups refused."""
+        dynamic = ["mixed"] if self.rollout.dynamic_sampling else []
+        return list(dict.fromkeys([*dynamic, *self.curriculum.gates]))
 
     @property
     def has_tools(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -430,24 +430,37 @@ class RunConfig(Section):
 
 def check_own_sampler(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the function that builds a sampler, or raise if it does not take these options."""
+    method = "sample(prompts, step, options)"
+    return check_own_class(name, options, "a sampler", ["the policy"], method, "rollout.engine_options")
+
+
+def check_own_class(
+    name: str, options: Mapping[str, Any], what: str, given: Sequence[str], method: str, key: str
+) -> Callable[..., Any]:
+    """Return the function or class that builds a part with a method, or raise if it does not take these options.
+
+    `given` are its first arguments, in words, and `key` is the recipe's key of the options.
+    """
     build = load_part(name)
     with errors_located(name, build):
         signature = inspect.signature(build)
     where = f"{name}: {location(build)}"
-    known = list(signature.parameters)[1:]
-    if not signature.parameters:
-        raise OwnPartError(f"{where}: a sampler's first argument is the policy, and it has none")
+    known = list(signature.parameters)[len(given) :]
+    if len(signature.parameters) < len(given):
+        first = "first argument is" if len(given) == 1 else "first arguments are"
+        has = "none" if not signature.parameters else "fewer"
+        raise OwnPartError(f"{where}: {what}'s {first} {' and '.join(given)}, and it has {has}")
     keywords = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
-    unknown = [] if keywords else [key for key in options if key not in known]
+    unknown = [] if keywords else [option for option in options if option not in known]
     if unknown:
         hint = nearest(unknown[0], known) if known else "it has none"
-        raise OwnPartError(f"{where}: unknown option of rollout.engine_options {unknown[0]!r}: {hint}")
+        raise OwnPartError(f"{where}: unknown option of {key} {unknown[0]!r}: {hint}")
     try:
-        signature.bind(None, **options)
+        signature.bind(*given, **options)
     except TypeError as error:
-        raise OwnPartError(f"{where}: {error}: set it in rollout.engine_options, or give it a default") from None
-    if inspect.isclass(build) and not callable(getattr(build, "sample", None)):
-        raise OwnPartError(f"{where}: it has no method sample(prompts, step, options)")
+        raise OwnPartError(f"{where}: {error}: set it in {key}, or give it a default") from None
+    if inspect.isclass(build) and not callable(getattr(build, method.partition("(")[0], None)):
+        raise OwnPartError(f"{where}: it has no method {method}")
     return build
 
 

@@ -1,4 +1,4 @@
-"""The sections of a recipe about what is asked and what it pays: `[task]`, `[tools]`, `[agent]` and `[reward]`.
+"""The sections about what is asked and what it pays: `[task]`, `[curriculum]`, `[tools]`, `[agent]` and `[reward]`.
 
 Graders, tools and workers are imported by the checks that need them.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ValidationError, create_model, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from trimtab.data import TASKS, check_columns, check_paths, has_held_out_problems, task_options
-from trimtab.own_parts import Option, errors_located, is_own, load_part, require_module
+from trimtab.own_parts import Option, OwnPartError, errors_located, is_own, load_part, location, require_module
 from trimtab.text import nearest, shown
-from trimtab.trainer.config.sections import Section
+from trimtab.trainer.config.sections import Section, check_own_class
 
 if TYPE_CHECKING:
     from trimtab.grading import VerdictKind
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 COMMON_KEYS = ("name", "environment")  # of every task
 RewardKeyword = Literal["wrong", "exclude"]
 TASK_TERM = "task"  # the name of the reward by the task's own rule, beside those of the terms
+PROBLEMS = ("uniform", "pools")  # ways to choose the next problems
+POOL_KEYS = ("max_hard", "min_easy", "min_solved")  # together with the shares, the keys of `pools`
+POOLS = ("unseen", "hard", "normal", "easy", "solved")
+GATES = ("mixed", "mean_reward")
+GATE_KEYS = ("mean_above", "mean_below")  # of the gate `mean_reward`
 
 
 class TaskConfig(Section):
@@ -127,6 +132,106 @@ def task_hint(task: str, key: str) -> str:
     owners = [other for other in TASKS if other != task and key in task_options(other.lower())]
     elsewhere = f"it is an option of {' and '.join(owners)}; " if owners else ""
     return f"{elsewhere}the task {shown(task)} has {', '.join(own)}"
+
+
+class CurriculumConfig(Section):
+    """Which problems come next, and which groups are trained on ([more-signal.md](more-signal.md)).
+
+    Mean rewards of groups are compared on a scale on which 0 is `reward.wrong` and 1 is `reward.correct`.
+    """
+
+    problems: str = Field(
+        "uniform",
+        description="uniform: all problems, shuffled anew every epoch; pools: by the mean reward of a problem's latest "
+        "group; or your own, python:MODULE:NAME",
+        json_schema_extra={"examples": [*PROBLEMS]},
+    )
+    problems_options: dict[str, Any] = Field(
+        default_factory=dict, validate_default=True, description="options of your own choice of problems"
+    )
+    max_hard: float = Field(0.0, description="pools: up to this mean reward a problem is hard")
+    min_easy: float = Field(0.75, description="pools: from this mean reward on a problem is easy; below, normal")
+    min_solved: float = Field(1.0, description="pools: from this mean reward on a problem is solved")
+    unseen_share: float = Field(0.3, gt=0, le=1e6, description="pools: share of prompts that were not sampled yet")
+    hard_share: float = Field(0.1, ge=0, le=1e6, description="pools: share of hard problems")
+    normal_share: float = Field(0.45, ge=0, le=1e6, description="pools: share of normal problems")
+    easy_share: float = Field(0.1, ge=0, le=1e6, description="pools: share of easy problems")
+    solved_share: float = Field(
+        0.05, ge=0, le=1e6, description="pools: share of solved problems, which come back to see what is forgotten"
+    )
+    gates: list[str] = Field(
+        default_factory=list,
+        max_length=16,
+        description="what a group must pass to be trained on; others are sampled in place of those refused, by "
+        "rollout.dynamic_oversample and rollout.dynamic_max_rounds. mixed: its rewards differ; mean_reward: its mean "
+        "reward is in a range; or your own, python:MODULE:NAME",
+    )
+    mean_above: float = Field(0.0, description="mean_reward: admit groups whose mean reward is above this")
+    mean_below: float = Field(1.0, description="mean_reward: admit groups whose mean reward is below this")
+
+    @field_validator("problems")
+    @classmethod
+    def _check_problems(cls, value: str) -> str:
+        if value not in PROBLEMS and not is_own(value):
+            raise ValueError(f"{shown(value)}: {nearest(value, PROBLEMS)} (one of your own: python:MODULE:NAME)")
+        return value
+
+    @field_validator("problems_options")
+    @classmethod
+    def _check_options(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        problems = info.data.get("problems")
+        if problems is not None and is_own(problems):
+            check_own_curriculum(problems, value)
+        elif problems is not None and value:
+            raise ValueError(f"they are for problems of your own; those of {problems} are keys of this section")
+        return value
+
+    @field_validator("gates")
+    @classmethod
+    def _check_gates(cls, value: list[str]) -> list[str]:
+        if len({*value}) < len(value):
+            raise ValueError(f"{shown(value)} names a gate twice")
+        for name in value:
+            if is_own(name):
+                check_own_gate(name)
+            elif name not in GATES:
+                raise ValueError(f"{shown(name)}: {nearest(name, GATES)} (one of your own: python:MODULE:NAME)")
+        return value
+
+    @model_validator(mode="after")
+    def _check_ranges(self) -> CurriculumConfig:
+        if not self.max_hard < self.min_easy <= self.min_solved:
+            raise ValueError(
+                f"max_hard = {self.max_hard}, min_easy = {self.min_easy}, min_solved = {self.min_solved}: max_hard "
+                "must be below min_easy, and min_easy not above min_solved"
+            )
+        if not self.mean_above < self.mean_below:
+            raise ValueError(f"mean_above = {self.mean_above} must be below mean_below = {self.mean_below}")
+        unused = [] if self.problems == "pools" else [*POOL_KEYS, *(f"{name}_share" for name in POOLS)]
+        unused += [] if "mean_reward" in self.gates else GATE_KEYS
+        for key in unused:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                needed = 'gates = ["mean_reward"]' if key in GATE_KEYS else 'problems = "pools"'
+                raise ValueError(f"{key} = {getattr(self, key)} is about {needed}: set that too, or leave it out")
+        return self
+
+
+def check_own_curriculum(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the function that builds a curriculum, or raise if it does not take these options."""
+    given = ["the task", "the seed"]
+    return check_own_class(name, options, "a curriculum", given, "choose(numbers)", "curriculum.problems_options")
+
+
+def check_own_gate(name: str) -> Callable[..., Any]:
+    """Return a gate of the user's own, or raise if it does not take a problem and its rewards."""
+    gate = load_part(name)
+    with errors_located(name, gate):
+        signature = inspect.signature(gate)
+    try:
+        signature.bind("problem", "rewards")
+    except TypeError as error:
+        raise OwnPartError(f"{name}: {location(gate)}: a gate takes a problem and its rewards: {error}") from None
+    return gate
 
 
 class ToolsConfig(Section):

@@ -274,9 +274,9 @@ def kv_cache_bytes(token_bytes: int, sequences: int, tokens: int, limit: int | N
 
 
 def sequences_at_once(config: Config) -> int:
-    """Return how many responses are sampled at a time: a step's, or those of a round of dynamic sampling."""
+    """Return how many responses are sampled at a time: a step's, or a round's if refused groups are replaced."""
     rollout = config.rollout
-    prompts = int(rollout.prompts * rollout.dynamic_oversample) if rollout.dynamic_sampling else rollout.prompts
+    prompts = int(rollout.prompts * rollout.dynamic_oversample) if config.gates else rollout.prompts
     return prompts * rollout.samples
 
 

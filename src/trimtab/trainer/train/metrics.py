@@ -22,8 +22,9 @@ from trimtab.trainer.config import TASK_TERM, RewardConfig
 from trimtab.trainer.model import UpdateResult
 from trimtab.trainer.train.agents import AGENT_METRICS
 from trimtab.trainer.train.conversations import CONVERSATION_METRICS, conversation_metrics
+from trimtab.trainer.train.gates import has_reward_spread
 from trimtab.trainer.train.reporting import SampleText
-from trimtab.trainer.train.rollouts import accuracy_by_source, has_reward_spread
+from trimtab.trainer.train.rollouts import accuracy_by_source
 from trimtab.trainer.train.scoring import Experience
 
 MAX_NAMED = 20  # responses named in the record of a non-finite update
@@ -32,13 +33,26 @@ NGRAM = 4  # tokens per n-gram of the repetition metric
 _ODD = 0x5851F42D4C957F2D  # the multiplier of Knuth's 64-bit LCG: hashes n-grams well modulo 2^64
 
 METRICS: dict[str, str] = {
+    "curriculum/admitted_share": "share of the sampled groups that all gates admitted; this and all metrics of this "
+    "area only with a `[curriculum]`",
+    "curriculum/pool_easy": "number of problems whose latest group had a mean reward of curriculum.min_easy or more",
+    "curriculum/pool_hard": "number of problems whose latest group had a mean reward of at most curriculum.max_hard",
+    "curriculum/pool_normal": "number of problems between hard and easy",
+    "curriculum/pool_solved": "number of problems whose latest group had a mean reward of curriculum.min_solved or "
+    "more",
+    "curriculum/pool_unseen": "number of problems that were not sampled yet",
+    "curriculum/refused_mean_reward": "groups refused because their mean reward is not in the range; a gate of your "
+    "own is counted as `curriculum/refused_NAME`; a group counts for the first gate that refuses it",
+    "curriculum/refused_mixed": "groups refused because all their rewards are equal",
+    "curriculum/still_solved_share": "share of the groups of solved problems that were solved again; below 1 something "
+    "is forgotten",
     "eval/accuracy": "share of graded held-out problems answered correctly with greedy decoding; if the data has "
     "several sources, also `eval/accuracy/SOURCE` for each",
     "eval/crashed_share": "share of held-out problems on which the grader failed; logged only if it failed",
     "eval/problems": "number of held-out problems; logged only if there are fewer than run.eval_problems",
     "eval/score": "mean score on held-out problems, if the task's rule returns numbers",
     "eval/seen_share": "share of the held-out problems whose prompts are also trained on; logged only if there are any",
-    "groups/dropped": "groups that dynamic sampling dropped because all their rewards are equal",
+    "groups/dropped": "groups that dynamic sampling or another gate refused",
     "groups/mixed_share": "share of groups whose rewards differ; in all other groups the advantages are zero",
     "policy/entropy": "mean entropy over the step's response tokens, before the first update (nats)",
     "policy/entropy_median": "median entropy over the tokens",
@@ -116,6 +130,7 @@ def step_metrics(
     """Return the metrics of a step; those of its updates are averaged (`_max`, `_min`: the extreme)."""
     rollouts, batch = experience.rollouts, experience.batch
     metrics: dict[str, float] = {"groups/dropped": rollouts.dropped_groups, "tokens/count": batch.tokens}
+    metrics |= rollouts.curriculum
     metrics |= _token_metrics(batch) | _response_metrics(rollouts.responses, config or RewardConfig())
     metrics |= _verdict_shares([*rollouts.responses, *rollouts.excluded])
     metrics |= _conversation_metrics([*rollouts.responses, *rollouts.excluded])
@@ -189,6 +204,8 @@ def term_metrics(groups: Sequence[Sequence[Sample]], config: RewardConfig) -> di
 
 def describe_metric(name: str) -> str:
     """Return what a metric means; those of several rewards carry the names that the recipe gives them."""
+    if name.startswith("curriculum/refused_") and name not in METRICS:
+        return "groups that this gate refused"
     if not name.startswith("rewards/"):
         return METRICS.get(name, "")
     if name.endswith("_spread"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
@@ -14,6 +14,7 @@ from trimtab.grading import RuleErrors, Verdict
 from trimtab.text import one_line, shorten
 from trimtab.trainer.train.agents import agent_evaluation_metrics
 from trimtab.trainer.train.conversations import conversation_text, evaluation_metrics, set_verdicts
+from trimtab.trainer.train.gates import build_gates, mean_reward, refused_by
 from trimtab.trainer.train.prompts import encode_prompts
 from trimtab.trainer.train.reporting import SampleText
 from trimtab.trainer.train.rewards import choose_flips, grade_terms, refuse_noisy_numbers, set_reward
@@ -27,7 +28,8 @@ SAMPLES_LOGGED = 4  # responses of a step that loggers get
 class Rollouts:
     """The samples of a step, in the order of training and split into mini-batches.
 
-    `position` is where the next step starts in the stream of prompts. `noisy`: `reward.noise` is on.
+    `position` is where the next step starts in the stream of prompts. `noisy`: `reward.noise` is on. `curriculum` has
+    the metrics of the recipe's curriculum, if it has one.
     """
 
     responses: list[Sample]
@@ -36,42 +38,81 @@ class Rollouts:
     dropped_groups: int = 0
     excluded: Sequence[Sample] = ()
     noisy: bool = False
+    curriculum: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class SampledGroups:
+    """The groups of a step, how many were sampled for them, how many each gate refused, and the next position."""
+
+    position: int
+    admitted: list[Group] = field(default_factory=list)
+    sampled: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
 
 
 def collect_rollouts(trainer: Trainer, progress: RunProgress) -> Rollouts:
     """Sample and grade the responses of the next step, and split them into mini-batches."""
     trainer.seconds |= {"time/sampling": 0.0, "time/grading": 0.0}  # of a process without a problem of its own too
-    groups, dropped, position = sample_groups(trainer, progress)
-    groups, excluded = remove_excluded(groups)
+    found = sample_groups(trainer, progress)
+    groups, excluded = remove_excluded(found.admitted)
     responses, sizes = split_into_minibatches(groups, trainer.config.update.per_step)
-    return Rollouts(responses, sizes, position, dropped, excluded, noisy=trainer.config.reward.noise > 0)
+    return Rollouts(
+        responses,
+        sizes,
+        found.position,
+        found.refused.total(),
+        excluded,
+        noisy=trainer.config.reward.noise > 0,
+        curriculum=curriculum_metrics(trainer, found),
+    )
 
 
-def sample_groups(trainer: Trainer, progress: RunProgress) -> tuple[list[Group], int, int]:
-    """Sample the groups of a step; return them, the number of groups dropped, and the next position in the stream.
-
-    With dynamic sampling only groups whose rewards differ are kept, and further prompts are sampled in their place.
-    """
-    config, rollout, position = trainer.config, trainer.config.rollout, progress.position
+def sample_groups(trainer: Trainer, progress: RunProgress) -> SampledGroups:
+    """Sample the groups of a step; further prompts are sampled in place of groups that a gate refuses."""
+    config, rollout = trainer.config, trainer.config.rollout
     options = config.sampling_options(rollout.samples)
-    groups: list[Group] = []
-    dropped = 0
-    for _ in range(rollout.dynamic_max_rounds if rollout.dynamic_sampling else 1):
-        missing = rollout.prompts - len(groups)
-        count = int(missing * rollout.dynamic_oversample) if rollout.dynamic_sampling else missing
-        # A prompt's number in the stream seeds its samples, so results do not depend on the round it came in.
-        numbers = range(position, position + count)
-        problems = [(n, trainer.task[stream_index(trainer.task, config.run.seed, n)]) for n in numbers]
+    gates = build_gates(config)
+    found = SampledGroups(progress.position)
+    for _ in range(rollout.dynamic_max_rounds if gates else 1):
+        missing = rollout.prompts - len(found.admitted)
+        count = int(missing * rollout.dynamic_oversample) if gates else missing
+        # A prompt's number seeds its samples, so results do not depend on the round it came in.
+        numbers = range(found.position, found.position + count)
+        chosen = choose_problems(trainer, numbers)
+        problems = [(number, trainer.task[index]) for number, index in zip(numbers, chosen, strict=True)]
         sampled = sample_and_grade(trainer, problems, progress.step, options, True)
-        useful = list(filter(has_reward_spread, sampled)) if rollout.dynamic_sampling else sampled
-        dropped += len(sampled) - len(useful)
-        used = useful[:missing]
-        groups += used
+        if trainer.curriculum is not None and trainer.world.leads:
+            trainer.curriculum.observe(list(zip(chosen, map(mean_reward, sampled), strict=True)))
+        # One rank decides: a gate of the user's own may have state.
+        refused = [refused_by(group, gates) for group in sampled] if trainer.world.leads else []
+        refused = trainer.world.from_leader(refused) if gates else [""] * len(sampled)
+        used = [group for group, by in zip(sampled, refused, strict=True) if not by][:missing]
+        found.admitted += used
+        found.sampled += len(sampled)
+        found.refused.update(filter(None, refused))
         # Prompts after the last group that is used are sampled again by the next step: none is skipped.
-        position = used[-1][0].group + 1 if len(used) == missing else position + count
-        if len(groups) == rollout.prompts:
+        found.position = used[-1][0].group + 1 if len(used) == missing else found.position + count
+        if len(found.admitted) == rollout.prompts:
             break
-    return groups, dropped, position
+    return found
+
+
+def choose_problems(trainer: Trainer, numbers: range) -> Sequence[int]:
+    """Return the index of a problem for each of these numbers of prompts."""
+    if trainer.curriculum is None:
+        return [stream_index(trainer.task, trainer.config.run.seed, number) for number in numbers]
+    return trainer.world.from_leader(trainer.curriculum.choose(numbers) if trainer.world.leads else [])
+
+
+def curriculum_metrics(trainer: Trainer, found: SampledGroups) -> dict[str, float]:
+    """Return the metrics of a step's curriculum on rank 0; none for a recipe without one."""
+    section = trainer.config.curriculum
+    if not trainer.world.leads or (section.problems == "uniform" and not section.gates):
+        return {}
+    metrics = {} if trainer.curriculum is None else trainer.curriculum.metrics()
+    metrics["curriculum/admitted_share"] = 1 - found.refused.total() / found.sampled
+    return metrics | {f"curriculum/refused_{gate}": found.refused[gate] for gate in build_gates(trainer.config)}
 
 
 def sample_and_grade(
@@ -201,11 +242,6 @@ def sample_texts(responses: Sequence[Sample]) -> list[SampleText]:
         )
         for each in some
     ]
-
-
-def has_reward_spread(group: Sequence[Sample]) -> bool:
-    """Return whether the rewards of a group differ; if they do not, all its advantages are zero."""
-    return len({response.reward for response in group if not response.excluded}) > 1
 
 
 def remove_excluded(groups: list[Group]) -> tuple[list[Group], list[Sample]]:

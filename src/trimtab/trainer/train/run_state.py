@@ -18,7 +18,7 @@ import trimtab
 from trimtab import failpoints
 from trimtab.files import new_folder
 from trimtab.text import PrintLine, shown
-from trimtab.trainer.config import find_checkpoint
+from trimtab.trainer.config import Config, find_checkpoint
 from trimtab.trainer.model import Policy, Precision
 from trimtab.trainer.parallel import gather_to_leader, local_tensor
 from trimtab.trainer.train import checkpoints, warm_start
@@ -115,6 +115,8 @@ def save_checkpoint(folder: Path, trainer: Trainer, progress: RunProgress, keep:
         "config_fingerprint": config_fingerprint(trainer.config),
         "environment": environment(trainer.policy.device, trainer.world.size),
     }
+    if trainer.curriculum is not None:
+        state["curriculum"] = trainer.curriculum.state_dict()
     tensors = trainer.together(gather_tensors)
     checkpoints.save(folder, progress.step, tensors, state, keep)
 
@@ -157,6 +159,8 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
             raise ValueError(f"it is of a run with another {', '.join(other)}")
         checkpoints.load_training_tensors(trainer.policy, trainer.optimizer, saved)
         trainer.objective.load_state_dict(saved.state["objective"])
+        if trainer.curriculum is not None and trainer.world.leads:
+            trainer.curriculum.load_state_dict(saved.state["curriculum"])
         # Checksums prove that nothing was damaged, not that the numbers make sense.
         for name in asdict(progress):
             value = saved.state["progress"][name]
@@ -170,7 +174,7 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
 def load_start(trainer: Trainer, progress: RunProgress) -> str:
     """Bring a new run to the checkpoint that `model.start_from` names, if any; return in words what was taken.
 
-    Its prompts go on where that run's ended, if both take the same ones.
+    Its prompts, and its curriculum, go on where that run's ended, if both take the same ones.
     """
     config = trainer.config
     if config.model.start_from is None:
@@ -188,9 +192,18 @@ def load_start(trainer: Trainer, progress: RunProgress) -> str:
         before, position = saved.state["config_fingerprint"], saved.state["progress"]["position"]
         order = {key: value for key, value in config_fingerprint(config).items() if key.startswith("task.")}
         order["run.seed"] = config.run.seed
-        if all(before.get(key) == value for key, value in order.items()) and type(position) is int:
+        same = all(before.get(key) == value for key, value in order.items())
+        if same and type(position) is int:
             progress.position = max(position, 0)
+        if same and trainer.curriculum is not None and trainer.world.leads and _has_curriculum(before, config):
+            trainer.curriculum.load_state_dict(saved.state["curriculum"])
     return f"starts from the {taken} of step {saved.step} of {found.run}"
+
+
+def _has_curriculum(before: dict[str, Any], config: Config) -> bool:
+    """Return whether the fingerprint of a run has this recipe's curriculum."""
+    own = {key: value for key, value in config_fingerprint(config).items() if key.startswith("curriculum.")}
+    return all(before.get(key) == value for key, value in own.items())
 
 
 def save_reference(trainer: Trainer, folder: RunFolder) -> None:

@@ -27,6 +27,7 @@ from trimtab.trainer.sampling import NativeSampler, OwnSampler
 from trimtab.trainer.train.agents import AgentUse, build_agent_pool, build_agent_use
 from trimtab.trainer.train.build import build_policy, build_reference, build_sampler, build_tasks
 from trimtab.trainer.train.conversations import ToolUse, build_tool_use, build_tools
+from trimtab.trainer.train.curriculum import Curriculum, build_curriculum
 from trimtab.trainer.train.prompts import drop_long_prompts
 
 # glibc's mallopt: which option, and its value in bytes.
@@ -66,6 +67,7 @@ class Trainer:
     rule_errors: RuleErrors = field(default_factory=RuleErrors)
     tool_use: ToolUse | None = None
     agent_use: AgentUse | None = None
+    curriculum: Curriculum | None = None  # none: the uniform stream of problems
     seen_share: float = 0.0  # of the held-out problems, that are also trained on
     world: World = field(default_factory=World)
     seconds: dict[str, float] = field(default_factory=dict)  # by metric, since they were taken
@@ -191,12 +193,14 @@ def build_trainer(
                 task = drop_long_prompts(policy, task, config, tool_use)
             if agents is None and test_task is not None:
                 test_task = drop_long_prompts(policy, test_task, config, tool_use)
+        curriculum = build_curriculum(config, task)
     except BaseException:
         for started in (tools, agent_use or agents):
             if started is not None:
                 started.close()
         raise
     return Trainer(
+        curriculum=curriculum,
         config=config,
         policy=policy,
         sampler=sampler,
