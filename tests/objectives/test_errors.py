@@ -107,10 +107,10 @@ def test_statistics_must_fit_the_batch() -> None:
     [
         ("stappo", {}, "unknown method 'stappo': did you mean stapo"),
         ("GRPO2", {}, "did you mean grpo"),
-        ("xyz", {}, "there are cispo, clip_cov"),
+        ("xyz", {}, "there are cispo, clip_b, clip_cov"),
         ("s2t", {}, "attaches to a method.*dapo [+] s2t"),
         ("grpo + dapo", {}, "'dapo' is a method and cannot attach"),
-        ("grpo + stere", {}, "unknown attachment 'stere': did you mean stare"),
+        ("grpo + stere", {}, "unknown attachment 'stere': did you mean steer or stare"),
         ("grpo + ", {}, "cannot read the objective"),
         ("", {}, "cannot read the objective"),
         ("grpo + s2t(tau_p)", {}, "write option=value"),
