@@ -471,3 +471,11 @@ def test_a_recipe_with_an_agent_imports_neither_its_module_nor_the_packages_that
     found = subprocess.run([sys.executable, "-c", code, str(recipe)], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
     assert load(recipe).agent_function == "python:own:solve"
+
+
+def test_a_task_of_verifiers_brings_its_agent() -> None:
+    table = {"task": {"name": "verifiers:some-env"}}
+    config = parse(table)
+    assert config.has_agent and str(config.agent_function).startswith("python:trimtab.data.verifiers_env:agent_")
+    with pytest.raises(ValueError, match="brings its own agent: leave out agent.run"):
+        parse(table | {"agent": {"run": "python:json:loads"}})
