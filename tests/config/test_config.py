@@ -477,5 +477,5 @@ def test_a_task_of_verifiers_brings_its_agent() -> None:
     table = {"task": {"name": "verifiers:some-env"}}
     config = parse(table)
     assert config.has_agent and str(config.agent_function).startswith("python:trimtab.data.verifiers_env:agent_")
-    with pytest.raises(ValueError, match="brings its own agent: leave out agent.run"):
+    with pytest.raises(ValueError, match="brings its own agent: leave out agent"):
         parse(table | {"agent": {"run": "python:json:loads"}})
