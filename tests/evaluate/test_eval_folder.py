@@ -314,13 +314,13 @@ def test_grading_in_batches_gives_the_same_verdicts(tmp_path: Path, monkeypatch:
     def stored() -> list[dict[str, Any]]:
         return [json.loads(line) | {"seconds": 0} for line in wanted.folder.verdicts.read_text().splitlines()]
 
-    whole, sizes, grade_many = stored(), [], run.grade_many
+    whole, sizes, set_verdicts = stored(), [], run.set_verdicts
 
-    def counted(pairs: Any) -> Any:
-        sizes.append(len(pairs))
-        return grade_many(pairs)
+    def counted(samples: Any) -> None:
+        sizes.append(len(samples))
+        set_verdicts(samples)
 
-    monkeypatch.setattr(run, "grade_many", counted)
+    monkeypatch.setattr(run, "set_verdicts", counted)
     monkeypatch.setattr(run, "CHARACTERS_AT_A_TIME", 20)
     grade_evaluation(wanted.folder, "number")
     assert stored() == whole

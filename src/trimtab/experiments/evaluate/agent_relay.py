@@ -13,20 +13,14 @@ from typing import Any
 
 import httpx
 import uvicorn
-from openai import APIConnectionError, APIStatusError, AsyncOpenAI
+from openai import APIConnectionError, APIStatusError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from trimtab.bounded_http import BoundedClient, HttpError, for_message, read_key
-from trimtab.experiments.evaluate.completion import MAX_BYTES
-from trimtab.experiments.evaluate.endpoint import (
-    FATAL_STATUS,
-    KEY_VARIABLE,
-    EndpointConnection,
-    EndpointError,
-)
+from trimtab.bounded_http import HttpError, for_message
+from trimtab.experiments.evaluate.endpoint import FATAL_STATUS, EndpointConnection, EndpointError, open_client
 from trimtab.experiments.evaluate.settings import EvalSettings
 
 MAX_BODY = 8 << 20  # bytes of an agent's request
@@ -59,17 +53,9 @@ class AgentRelay:
             app, lifespan="off", ws="none", access_log=False, log_config=None, timeout_graceful_shutdown=1
         )
         self._server = uvicorn.Server(config)
-        self._client = self._open_client()
+        self._client = open_client(connection, 4 * connection.concurrency, _parsed)
         self._thread = threading.Thread(target=self._run, name="trimtab-relay", daemon=True)
         self._thread.start()
-
-    def _open_client(self) -> AsyncOpenAI:
-        connection, key = self.connection, read_key(KEY_VARIABLE)
-        limits: Any = {"seconds": connection.timeout, "max_bytes": MAX_BYTES}
-        http: Any = BoundedClient(4 * connection.concurrency, **limits, key=key, parse=_parsed)
-        return AsyncOpenAI(
-            api_key=key or "none", base_url=connection.url, max_retries=connection.retries, http_client=http
-        )
 
     def _run(self) -> None:
         asyncio.run(self._server.serve(sockets=[self._socket]))

@@ -24,7 +24,7 @@ from trimtab.agents import (
     Message,
     SealedRollout,
 )
-from trimtab.data import BenchmarkProblem, Sampler, SamplingOptions, derive_seed
+from trimtab.data import BenchmarkProblem, Sampler, derive_seed
 from trimtab.experiments.evaluate import EvalOptions
 from trimtab.experiments.evaluate.folder import Batches, Generation, conversation_row, new_generation
 from trimtab.experiments.evaluate.native import open_model
@@ -101,17 +101,8 @@ class ModelAgentGenerator:
             yield from (group[first : first + size] for first in range(0, len(group), size))
 
     def _generate(self, batch: Sequence[BenchmarkProblem]) -> list[Generation]:
-        settings = self.settings
-        samples = settings.samples[batch[0].benchmark]
-        options = SamplingOptions(
-            samples=samples,
-            max_new_tokens=settings.max_new_tokens,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            seed=settings.seed,
-            batch_size=settings.batch,
-        )
-        rollouts = [(item, sample) for item in batch for sample in range(samples)]
+        options = self.settings.sampling_options(batch[0].benchmark)
+        rollouts = [(item, sample) for item in batch for sample in range(options.samples)]
         numbered = [(derive_seed("evaluate", p.benchmark, p.id), p.problem, sample) for p, sample in rollouts]
         ended = self.use.run(self.sampler, numbered, 0, options)
         return [
@@ -176,7 +167,7 @@ class ServerAgentGenerator:
             self.pool.stop()
 
     def _run(self, item: BenchmarkProblem, sample: int, worker: AgentWorker) -> Generation:
-        seed = derive_seed("endpoint", self.settings.seed, item.benchmark, item.id, sample) % (1 << 31)
+        seed = self.settings.request_seed(item, sample)
         relayed = self.relay.open(seed)
         run = worker.run(item.problem, Access(self.relay.url, relayed.key, seed))
         self.relay.end(relayed)

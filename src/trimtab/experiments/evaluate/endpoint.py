@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ from trimtab.bounded_http import (
     read_key,
     url_problem,
 )
-from trimtab.data import BenchmarkProblem, Problem, derive_seed
+from trimtab.data import BenchmarkProblem, Problem
 from trimtab.experiments.evaluate.completion import (
     MAX_BYTES,
     BadCompletionError,
@@ -82,6 +82,14 @@ class EndpointConnection:
             raise ValueError("--concurrency must be at least 1, --retries at least 0, --timeout more than 0 and finite")
 
 
+def open_client(connection: EndpointConnection, requests: int, parse: Callable[[bytes], Any]) -> AsyncOpenAI:
+    """Return a client of the server for so many requests at the same time; `parse` reads the body of a reply."""
+    key = read_key(KEY_VARIABLE)
+    http: Any = BoundedClient(requests, seconds=connection.timeout, max_bytes=MAX_BYTES, key=key, parse=parse)
+    # It is the HTTP client that sends the key; openai's own wants one all the same.
+    return AsyncOpenAI(api_key=key or "none", base_url=connection.url, max_retries=connection.retries, http_client=http)
+
+
 @dataclass
 class EndpointGenerator:
     """Generates samples by a server, all requests in one event loop. `unsupported` are optional fields it rejected."""
@@ -94,9 +102,7 @@ class EndpointGenerator:
     unsupported: set[str] = field(default_factory=set)
     failures: Counter[str] = field(default_factory=Counter)  # failed samples by reason
     left_out: Counter[str] = field(default_factory=Counter)  # replies without their log-probabilities, by reason
-    _openings: Mapping[tuple[str, str], str | None] = field(
-        default_factory=dict
-    )  # what an environment says of a problem
+    _openings: Mapping[tuple[str, str], str | None] = field(default_factory=dict)  # what an environment says
     # A batch comes with an event to be set once it is stored. At the end comes None, or the error.
     _arrived: SimpleQueue[tuple[list[Generation], asyncio.Event] | BaseException | None] = field(
         default_factory=SimpleQueue
@@ -109,7 +115,6 @@ class EndpointGenerator:
 
     def generate(self, problems: Sequence[BenchmarkProblem], done: AbstractSet[SampleKey]) -> Batches:
         """Yield the missing samples by problem, as they arrive."""
-
         missing = ((item, sorted(key[2] for key in self.settings.sample_keys([item]) - done)) for item in problems)
         size = max(1, min(SAMPLES_PER_REQUEST, TOKENS_PER_REQUEST // self.settings.max_new_tokens))
         size = 1 if self.tools else size  # conversations part ways after their first message
@@ -155,7 +160,7 @@ class EndpointGenerator:
 
         try:
             async with (
-                self._open_client() as client,
+                open_client(self.connection, self.connection.concurrency, self._parse) as client,
                 asyncio.TaskGroup() as group,  # the first error cancels the other workers
             ):
                 for _ in range(min(self.connection.concurrency, len(work))):
@@ -163,21 +168,11 @@ class EndpointGenerator:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    def _open_client(self) -> AsyncOpenAI:
-
-        connection, key = self.connection, read_key(KEY_VARIABLE)
-        limits: Any = {"seconds": connection.timeout, "max_bytes": MAX_BYTES}
-        http: Any = BoundedClient(connection.concurrency, **limits, key=key, parse=self._parse)
-        # It is the HTTP client that sends the key; openai's own wants one all the same.
-        return AsyncOpenAI(
-            api_key=key or "none", base_url=connection.url, max_retries=connection.retries, http_client=http
-        )
-
     async def _sample(self, client: AsyncOpenAI, item: BenchmarkProblem, samples: Sequence[int]) -> None:
         """Request the samples of a problem until all have arrived; those that never do are failed."""
         prompt = [dict(message) for message in item.problem.prompt]
         while samples:
-            seed = self._seed(item, samples[0])
+            seed = self.settings.request_seed(item, samples[0])
             try:
                 choices = await self._complete(client, prompt, len(samples), seed)
             except NoResponseError as error:
@@ -194,7 +189,7 @@ class EndpointGenerator:
 
     async def _converse(self, client: AsyncOpenAI, item: BenchmarkProblem, sample: int, tools: ToolSet) -> None:
         """Request one sample message by message, and run the calls in between; without a message it is failed."""
-        settings, seed = self.settings, self._seed(item, sample)
+        settings, seed = self.settings, self.settings.request_seed(item, sample)
         talk = EndpointConversation(item.problem, tools, settings, self._openings[item.benchmark, item.id])
         schemas = {"tools": talk.schemas} if talk.schemas else {}
         try:
@@ -215,7 +210,6 @@ class EndpointGenerator:
         self, client: AsyncOpenAI, messages: Sequence[Mapping[str, Any]], count: int, seed: int, **more: Any
     ) -> list[Choice]:
         """Request up to `count` choices; optional fields that the server does not know are left out from then on."""
-
         while True:
             optional = {"n": count, "seed": seed, "logprobs": True}
             payload = {
@@ -251,7 +245,6 @@ class EndpointGenerator:
 
     def _parse(self, body: bytes) -> Completion:
         """Parse a completion; garbage is a failed request, which the client repeats."""
-
         self._connected = True
         try:
             completion = parse_completion(body, SAMPLES_PER_REQUEST, self.settings.max_new_tokens)
@@ -277,9 +270,6 @@ class EndpointGenerator:
             check = "check --endpoint, --model-name and OPENAI_API_KEY; the same command resumes the evaluation"
             return EndpointError(f"the server at {self.connection.url} returned {message}; {check}")
         return NoResponseError(message)
-
-    def _seed(self, item: BenchmarkProblem, sample: int) -> int:
-        return derive_seed("endpoint", self.settings.seed, item.benchmark, item.id, sample) % (1 << 31)
 
     async def _fail(self, item: BenchmarkProblem, samples: Sequence[int], reason: str) -> None:
         self.failures[reason] += len(samples)

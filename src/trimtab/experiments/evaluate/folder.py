@@ -17,7 +17,7 @@ from typing_extensions import TypedDict  # Pydantic takes the standard library's
 
 from trimtab import failpoints
 from trimtab.agents import Conversation
-from trimtab.data import BenchmarkProblem, Problem
+from trimtab.data import BenchmarkProblem, Problem, Sample
 from trimtab.experiments.evaluate.settings import (
     EvalSettings,
     SampleKey,
@@ -104,6 +104,13 @@ class Generation:
     def key(self) -> SampleKey:
         """Return which sample of which problem it is."""
         return self.benchmark, self.problem, self.sample
+
+    def to_grade(self, problem: Problem) -> Sample:
+        """Return what graders read of it: the text, and how the environment judged its conversation."""
+        if (row := self.conversation) is None:
+            return Sample(problem, self.text)
+        judged = Conversation(ended=row["ended"], reward=row["reward"], error=row["error"])  # type: ignore[arg-type]
+        return Sample(problem, self.text, conversation=judged)
 
 
 def new_generation(item: BenchmarkProblem, sample: int, settings: EvalSettings, **known: Any) -> Generation:

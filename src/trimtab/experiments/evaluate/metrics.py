@@ -47,11 +47,6 @@ class GradedSample:
         """Return whether the answer is correct."""
         return self.kind == "correct"
 
-    @property
-    def value(self) -> float:
-        """Return the number that the rule gave, else 1 for a correct answer and 0 for any other."""
-        return float(self.correct) if self.score is None else self.score
-
 
 @dataclass(frozen=True)
 class BenchmarkMetrics:
@@ -182,7 +177,7 @@ def _accuracies(samples: Iterable[GradedSample]) -> dict[str, float]:
 
 
 def _scores(graded: dict[str, list[GradedSample]]) -> list[float]:
-    return [math.fsum(sample.value for sample in group) / len(group) for group in graded.values()]
+    return [math.fsum(s.verdict.value for s in group if s.verdict) / len(group) for group in graded.values()]
 
 
 def _share(samples: Sequence[GradedSample], true: Callable[[GradedSample], bool]) -> float:

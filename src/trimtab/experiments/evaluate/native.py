@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from trimtab.agents import Conversation
-from trimtab.data import BenchmarkProblem, PromptTokens, Response, Sampler, SamplingOptions, derive_seed
+from trimtab.data import BenchmarkProblem, PromptTokens, Sample, Sampler, derive_seed
 from trimtab.experiments.evaluate.folder import Batches, Generation, conversation_row, new_generation
 from trimtab.experiments.evaluate.settings import EvalSettings, SampleKey
 from trimtab.trainer.config import RolloutConfig
-from trimtab.trainer.model import LongPromptError, Policy, Transcript, score
-from trimtab.trainer.train import ToolUse, build_sampler, check_prompts, encode_problems, open_policy
+from trimtab.trainer.model import LongPromptError, Policy, score
+from trimtab.trainer.train import (
+    ToolUse,
+    build_sampler,
+    check_prompts,
+    encode_problems,
+    open_policy,
+    sample_responses,
+    transcripts_of,
+)
 
 PROMPTS_DECODED = 8  # to see that they survive the tokenizer
 SCORE_BUDGET, SCORE_CHUNK = 32_768, 4_096  # tokens in a forward pass; rows of logits at a time
@@ -113,41 +120,26 @@ class NativeGenerator:
 
     def _generate_batch(self, batch: list[BenchmarkProblem]) -> list[Generation]:
         settings = self.settings
-        samples = settings.samples[batch[0].benchmark]
+        options = settings.sampling_options(batch[0].benchmark)
+        # The samples of a problem stay together.
+        options = replace(options, batch_size=max(settings.batch, options.samples))
         # Seeds go by the problem's id, not its position in the benchmark, so that `--problems` changes no sample.
         prompts = [PromptTokens(self._prompt(p), derive_seed("evaluate", p.benchmark, p.id)) for p in batch]
-        options = SamplingOptions(
-            samples=samples,
-            max_new_tokens=settings.max_new_tokens,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            seed=settings.seed,
-            batch_size=max(settings.batch, samples),  # the samples of a problem stay together
-        )
-        conversations: list[Conversation] = []
+        problems = [(number, item.problem) for number, item in enumerate(batch)]
         step = 0  # always: seeds differ by prompt
-        if self.tool_use is None:
-            groups = self.sampler.sample(prompts, step, options)
-        else:
-            problems = [item.problem for item in batch]
-            groups, conversations = self.tool_use.sample(self.sampler, problems, prompts, step, options)
-        entropies = iter(self._entropies(prompts, groups))
-        held = iter(conversations)
+        groups = sample_responses(self.policy, self.sampler, problems, prompts, step, options, self.tool_use)
+        entropies = iter(self._entropies([sample for group in groups for sample in group]))
         return [
-            self._generation(item, sample, response, next(entropies), next(held, None))
-            for item, responses in zip(batch, groups, strict=True)
-            for sample, response in enumerate(responses)
+            self._generation(item, number, sample, next(entropies))
+            for item, group in zip(batch, groups, strict=True)
+            for number, sample in enumerate(group)
         ]
 
-    def _entropies(self, prompts: Sequence[PromptTokens], groups: Sequence[Sequence[Response]]) -> list[float | None]:
+    def _entropies(self, samples: Sequence[Sample]) -> list[float | None]:
         """Return the mean entropy of the next-token distribution over each response, at the sampling temperature."""
-        transcripts = [
-            Transcript(prompt.ids, response.tokens, response.observed)
-            for prompt, group in zip(prompts, groups, strict=True)
-            for response in group
-        ]
         if not self.entropy:
-            return [None] * len(transcripts)
+            return [None] * len(samples)
+        transcripts = transcripts_of(samples)
         temperature = self.settings.temperature or 1.0  # greedy sampling has no entropy of its own
         # Similar lengths share a forward pass.
         order = sorted(range(len(transcripts)), key=lambda n: len(transcripts[n]))
@@ -159,14 +151,8 @@ class NativeGenerator:
             means[number] = mean if math.isfinite(mean) else None
         return means
 
-    def _generation(
-        self,
-        item: BenchmarkProblem,
-        sample: int,
-        response: Response,
-        entropy: float | None,
-        conversation: Conversation | None,
-    ) -> Generation:
+    def _generation(self, item: BenchmarkProblem, number: int, sample: Sample, entropy: float | None) -> Generation:
+        response, conversation = sample.response, sample.conversation
         logp = math.fsum(response.logp) / len(response.logp)
         if math.isnan(logp):
             raise ValueError(
@@ -175,10 +161,10 @@ class NativeGenerator:
             )
         return new_generation(
             item,
-            sample,
+            number,
             self.settings,
             seed=self.settings.seed,
-            text=conversation.last_message if conversation else self.policy.decode(response.tokens.tolist()),
+            text=sample.text,
             tokens=response.num_sampled,
             finished=response.finished,
             logp=logp if math.isfinite(logp) else None,

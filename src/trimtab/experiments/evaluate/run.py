@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from pydantic import Field, TypeAdapter
 
 from trimtab.agents import ReplyTemplate, ToolSet
-from trimtab.data import BOX_RULES, BenchmarkProblem
+from trimtab.data import BOX_RULES, BenchmarkProblem, Sample
 from trimtab.experiments.evaluate import EvalOptions
 from trimtab.experiments.evaluate.agents import open_agent_generator
 from trimtab.experiments.evaluate.folder import (
@@ -29,12 +29,12 @@ from trimtab.experiments.evaluate.metrics import BenchmarkMetrics, GradedSample,
 from trimtab.experiments.evaluate.native import NativeGenerator, open_model
 from trimtab.experiments.evaluate.settings import EvalSettings, SampleKey, check_rule, prepare, with_benchmarks
 from trimtab.files import locked, write_json_lines
-from trimtab.grading import Verdict, VerdictKind, grade_many, verdict_of
+from trimtab.grading import Verdict, VerdictKind, grade_samples
 from trimtab.process import check_interrupted
 from trimtab.text import PrintLine, one_line, shown
 from trimtab.trainer.memory import is_out_of_memory
 from trimtab.trainer.model import Policy
-from trimtab.trainer.train import ToolUse
+from trimtab.trainer.train import ToolUse, set_verdicts
 
 if TYPE_CHECKING:
     from trimtab.experiments.evaluate.endpoint import EndpointGenerator
@@ -273,9 +273,9 @@ def rejected_truths(problems: Sequence[BenchmarkProblem], rule: str) -> list[Ben
     """Return the problems whose own answer the rule rejects: no response to them can be correct."""
     if rule not in BOX_RULES:
         return []
-    boxed = [f"The answer is \\boxed{{{_unboxed(item.problem.answer)}}}." for item in problems]
-    pairs = [(text, replace(item.problem, rule=rule)) for text, item in zip(boxed, problems, strict=True)]
-    return [item for item, verdict in zip(problems, grade_many(pairs), strict=True) if verdict.kind != "correct"]
+    right = [Sample(item.problem, f"The answer is \\boxed{{{_unboxed(item.problem.answer)}}}.") for item in problems]
+    verdicts = grade_samples(right, rule)
+    return [item for item, verdict in zip(problems, verdicts, strict=True) if verdict.kind != "correct"]
 
 
 def grade_folder(folder: EvalFolder, problems: Sequence[BenchmarkProblem], rule: str) -> dict[SampleKey, Verdict]:
@@ -286,12 +286,9 @@ def grade_folder(folder: EvalFolder, problems: Sequence[BenchmarkProblem], rule:
         unknown = [g.problem for g in batch if (g.benchmark, g.problem) not in by_id]
         if unknown:
             raise ValueError(f"{folder.generations}: there is no problem {shown(unknown[0])} in problems.jsonl")
-        # An environment has judged its conversations already, except where it left that to the rule.
-        judged = {g.key: verdict for g in batch if (verdict := environment_verdict(g.conversation)) is not None}
-        rest = [generation for generation in batch if generation.key not in judged]
-        pairs = [(generation.text, by_id[generation.benchmark, generation.problem]) for generation in rest]
-        graded = {g.key: verdict for g, verdict in zip(rest, grade_many(pairs), strict=True)}
-        verdicts |= {g.key: (judged | graded)[g.key] for g in batch}
+        samples = [generation.to_grade(by_id[generation.benchmark, generation.problem]) for generation in batch]
+        set_verdicts(samples)
+        verdicts |= {generation.key: sample.verdict for generation, sample in zip(batch, samples, strict=True)}
     write_json_lines(folder.verdicts, (_row(key, verdict, rule) for key, verdict in verdicts.items()))
     return verdicts
 
@@ -304,15 +301,6 @@ def read_verdicts(folder: EvalFolder) -> tuple[dict[SampleKey, Verdict], str | N
         key = stored.benchmark, stored.problem, stored.sample
         verdicts[key], rule = Verdict(stored.kind, stored.extracted, score=stored.score), stored.rule
     return verdicts, rule
-
-
-def environment_verdict(row: StoredConversation | None) -> Verdict | None:
-    """Return what the environment says of a stored conversation; None if it leaves that to the rule."""
-    if row is None:
-        return None
-    if row["reward"] is not None:
-        return verdict_of(row["reward"])
-    return Verdict("crashed", error=row["error"]) if row["ended"] == "environment" else None
 
 
 def without_texts(row: StoredConversation) -> dict[str, Any]:

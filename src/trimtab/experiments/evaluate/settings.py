@@ -20,7 +20,9 @@ from trimtab.data import (
     DEFAULT_BENCHMARKS,
     HELD_OUT,
     BenchmarkProblem,
+    SamplingOptions,
     check_columns,
+    derive_seed,
     find_benchmark,
     load_benchmark,
 )
@@ -109,6 +111,21 @@ class EvalSettings:
     def sample_keys(self, problems: Iterable[BenchmarkProblem]) -> set[SampleKey]:
         """Return the keys of all samples of these problems."""
         return {(p.benchmark, p.id, sample) for p in problems for sample in range(self.samples[p.benchmark])}
+
+    def sampling_options(self, benchmark: str) -> SamplingOptions:
+        """Return how the problems of a benchmark are sampled in this process."""
+        return SamplingOptions(
+            samples=self.samples[benchmark],
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            batch_size=self.batch,
+        )
+
+    def request_seed(self, item: BenchmarkProblem, sample: int) -> int:
+        """Return the seed that a server gets with the requests for a sample."""
+        return derive_seed("endpoint", self.seed, item.benchmark, item.id, sample) % (1 << 31)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""

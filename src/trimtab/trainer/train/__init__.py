@@ -20,7 +20,7 @@ from trimtab.trainer.train.build import (
     open_policy,
     read_inputs,
 )
-from trimtab.trainer.train.conversations import ToolUse, build_tool_use, build_tools
+from trimtab.trainer.train.conversations import ToolUse, build_tool_use, build_tools, sample_responses, set_verdicts
 from trimtab.trainer.train.loop import follow_run, train
 from trimtab.trainer.train.metrics import (
     METRICS,
@@ -48,6 +48,7 @@ from trimtab.trainer.train.run_words import (
     summarize_metrics,
     window_length,
 )
+from trimtab.trainer.train.scoring import transcripts_of
 from trimtab.trainer.train.warm_start import check_problems, list_warm_starts, remove_warm_starts, repeated_problems
 
 __all__ = [
@@ -58,7 +59,7 @@ __all__ = [
     "build_tool_use", "build_tools", "check_problems", "check_prompts", "config_changes", "describe_metric",
     "describe_model", "describe_task", "encode_problems", "error_of", "export_model", "follow_run", "hub_note",
     "input_changes", "list_warm_starts", "load_run", "longest_prompt", "observed_entropy", "open_policy",
-    "prompt_lengths", "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml", "silencing_advice",
-    "some_problems", "summarize_metrics", "time_words", "token_signals", "tokenizer_vocabulary", "train", "versions",
-    "window_length",
+    "prompt_lengths", "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml", "sample_responses",
+    "set_verdicts", "silencing_advice", "some_problems", "summarize_metrics", "time_words", "token_signals",
+    "tokenizer_vocabulary", "train", "transcripts_of", "versions", "window_length",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from trimtab import failpoints
 from trimtab.agents import OUTCOMES, Conversation, Conversations, Limits, ReplyTemplate, ToolSet
-from trimtab.data import Problem, PromptTokens, Reply, Response, Sample, Sampler, SamplingOptions
+from trimtab.data import Group, Problem, PromptTokens, Reply, Response, Sample, Sampler, SamplingOptions
 from trimtab.grading import Verdict, grade_samples, verdict_of
 from trimtab.trainer.config import Config
 from trimtab.trainer.model import Policy
@@ -136,6 +136,30 @@ class TimedTurns:
             self.replied = True  # once, because how many replies come together depends on the clock
             failpoints.failpoint("conversations.replied")
         return replies
+
+
+def sample_responses(
+    policy: Policy,
+    sampler: Sampler,
+    problems: Sequence[tuple[int, Problem]],
+    prompts: Sequence[PromptTokens],
+    step: int,
+    options: SamplingOptions,
+    tool_use: ToolUse | None,
+) -> list[Group]:
+    """Sample responses to numbered problems; with tools they are conversations, whose last messages are graded."""
+    conversations: list[Conversation] = []
+    if tool_use is None:
+        sampled = sampler.sample(prompts, step, options)
+        texts = policy.decode_batch([response.tokens.tolist() for responses in sampled for response in responses])
+    else:
+        sampled, conversations = tool_use.sample(sampler, [problem for _, problem in problems], prompts, step, options)
+        texts = [conversation.last_message for conversation in conversations]
+    texts_left, held = iter(texts), iter(conversations)
+    return [
+        [Sample(problem, next(texts_left), prompt.ids, response, number, next(held, None)) for response in responses]
+        for (number, problem), prompt, responses in zip(problems, prompts, sampled, strict=True)
+    ]
 
 
 def set_verdicts(samples: Sequence[Sample]) -> None:

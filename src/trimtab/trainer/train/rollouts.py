@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
-from trimtab.agents import Conversation
 from trimtab.data import Group, Problem, Sample, SamplingOptions, by_rollout, stream_index
 from trimtab.grading import RuleErrors, Verdict
 from trimtab.text import one_line, shorten
 from trimtab.trainer.train.agents import agent_evaluation_metrics
-from trimtab.trainer.train.conversations import conversation_text, evaluation_metrics, set_verdicts
+from trimtab.trainer.train.conversations import conversation_text, evaluation_metrics, sample_responses, set_verdicts
 from trimtab.trainer.train.gates import build_gates, mean_reward, refused_by
 from trimtab.trainer.train.prompts import encode_prompts
 from trimtab.trainer.train.reporting import SampleText
@@ -201,25 +200,7 @@ def sample(
         return trainer.agent_use.sample(trainer.sampler, problems, step, options)
     limits, policy, tool_use = trainer.config.rollout, trainer.policy, trainer.tool_use
     prompts = encode_prompts(policy, problems, limits.max_prompt_tokens, limits.max_new_tokens, tool_use)
-    held: list[Conversation | None]
-    if tool_use is None:
-        sampled = trainer.sampler.sample(prompts, step, options)
-        texts = policy.decode_batch([response.tokens.tolist() for responses in sampled for response in responses])
-        held = [None] * len(texts)
-    else:
-        just_problems = [problem for _, problem in problems]
-        sampled, conversations = tool_use.sample(trainer.sampler, just_problems, prompts, step, options)
-        texts = [conversation.last_message for conversation in conversations]
-        held = [*conversations]
-    told = zip(texts, held, strict=True)
-    groups = []
-    for (number, problem), prompt, responses in zip(problems, prompts, sampled, strict=True):
-        group = []
-        for response in responses:
-            text, conversation = next(told)
-            group.append(Sample(problem, text, prompt.ids, response, number, conversation))
-        groups.append(group)
-    return groups
+    return sample_responses(policy, trainer.sampler, problems, prompts, step, options, tool_use)
 
 
 def _note_errors(trainer: Trainer, sample: Sample, terms: Mapping[str, Verdict]) -> None:
