@@ -95,9 +95,13 @@ def recipes_page() -> str:
         if section is TaskConfig:
             parts += [_TASK, *map(_task_part, TASKS)]
         elif isinstance(section, type) and issubclass(section, BaseModel):
-            parts.append("\n".join([f"## `[{name}]`", "", inspect.cleandoc(section.__doc__ or ""), "", *_key_table(section)]))
+            parts.append(_section(f"## `[{name}]`", section))
             parts += _tables_by_name(name, section)
     return "\n\n".join(parts) + "\n"
+
+
+def _section(heading: str, section: type[BaseModel]) -> str:
+    return "\n".join([heading, "", inspect.cleandoc(section.__doc__ or ""), "", *_key_table(section)])
 
 
 def _task_part(name: str) -> str:
@@ -116,7 +120,7 @@ def _tables_by_name(name: str, section: type[BaseModel]) -> list[str]:
     for key, field in section.model_fields.items():
         inner = (*typing.get_args(field.annotation), None)[1] if typing.get_origin(field.annotation) is dict else None
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            parts.append("\n".join([f"### `[{name}.{key}.NAME]`", "", inspect.cleandoc(inner.__doc__ or ""), "", *_key_table(inner)]))
+            parts.append(_section(f"### `[{name}.{key}.NAME]`", inner))
     return parts
 
 
