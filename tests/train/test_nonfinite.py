@@ -139,7 +139,7 @@ def in_the_reward(patch: pytest.MonkeyPatch, inject: Injection) -> None:
 
 def in_the_advantages(patch: pytest.MonkeyPatch, inject: Injection) -> None:
     whole = Objective.advantages
-    patch.setattr(Objective, "advantages", lambda self, reward, group: inject(whole(self, reward, group)))
+    patch.setattr(Objective, "advantages", lambda self, *values: inject(whole(self, *values)))
 
 
 def in_the_samplers_log_probs(patch: pytest.MonkeyPatch, inject: Injection) -> None:
