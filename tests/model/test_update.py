@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -291,3 +292,19 @@ def test_lora_trains_its_adapters_alone() -> None:
         assert update(policy, optimizer, objective, plan, sequences, options).taken
     changed = {name for name, p in policy.model.named_parameters() if not torch.equal(p, before[name])}
     assert changed and changed <= trained
+
+
+@pytest.mark.parametrize("budget", [20, 100_000])
+def test_the_effective_sample_share_is_that_of_the_whole_mini_batch(policy: Policy, budget: int) -> None:
+    sequences, objective = transcripts(), tt.objective("grpo")
+    batch = batch_of(policy, sequences)
+    moved = torch.linspace(-2, 2, batch.tokens)
+    plan = objective.plan(replace(batch, old_logp=batch.old_logp - 3 + moved))
+    model = Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.device)
+    optimizer = make_optimizer(model, 1e-3, (0.9, 0.999), 0.0)
+    result = update(model, optimizer, objective, plan, sequences, UpdateOptions(budget, 1000, 1.0, 1.0))
+    assert result.new_logp is not None
+    ratios = np.exp((result.new_logp - plan.old_logp).double().numpy())
+    expected = ratios.sum() ** 2 / (len(ratios) * (ratios**2).sum())
+    assert 0.1 < expected < 0.9
+    assert result.metrics["update/effective_sample_share_min"] == pytest.approx(expected)

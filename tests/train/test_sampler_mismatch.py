@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from helpers.train.short_runs import recipe
 from trimtab.trainer.model import score
+from trimtab.trainer.train.metrics import step_metrics
 from trimtab.trainer.train.rollouts import collect_rollouts, evaluate
 from trimtab.trainer.train.scoring import Experience, score_rollouts
 from trimtab.trainer.train.trainer import RunProgress, Trainer, build_trainer
@@ -49,6 +51,16 @@ def test_a_sampler_in_bf16_beside_a_trainer_in_fp32_is_a_small_mismatch() -> Non
 def test_the_samplers_precision_is_that_of_the_model_unless_it_is_set() -> None:
     both = mismatch(collected(model__precision="bf16")[1])
     assert both < mismatch(collected(model__precision="bf16", rollout__precision="fp32")[1])
+
+
+def test_the_effective_sample_share_falls_with_the_mismatch() -> None:
+    experiences = [collected(rollout__sampler_temperature=value)[1] for value in ("none", "1.2", "2.0")]
+    same, near, far = (step_metrics(each, [])["sampler/effective_sample_share"] for each in experiences)
+    assert same == pytest.approx(1.0) and same > near > far > 0
+    batch = experiences[2].batch
+    assert batch.sampler_logp is not None
+    ratios = np.exp((batch.old_logp - batch.sampler_logp).double().numpy())
+    assert far == pytest.approx(ratios.sum() ** 2 / (len(ratios) * (ratios**2).sum()))
 
 
 def test_held_out_problems_are_answered_greedily_at_any_temperature() -> None:

@@ -8,6 +8,7 @@ from trimtab.objectives.normalizers import Normalizer
 from trimtab.objectives.objective import LossOutput, Objective
 from trimtab.objectives.plan import REASON_WORDS, Plan, Reason, merge_metrics, reason_words
 from trimtab.objectives.plan_builder import PlanBuilder, TokenRule
+from trimtab.objectives.ratios import effective_sample_share, ratio_sums
 from trimtab.objectives.rules.penalties import Penalty, kl_estimate
 from trimtab.objectives.rules.s2t import spurious
 from trimtab.objectives.rules.stare import EntropyGate
@@ -20,8 +21,8 @@ from trimtab.objectives.token_batch import NotFiniteError, TokenBatch
 __all__ = [
     "ATTACHMENTS", "COMMON_OPTIONS", "METHODS", "METRICS", "OPTIONS", "REASON_WORDS", "Comm", "EntropyGate",
     "LossOutput", "Moments", "Normalizer", "NotFiniteError", "Objective", "Penalty", "Plan", "PlanBuilder",
-    "ProcessGroup", "Reason", "Surrogate", "TokenBatch", "TokenRule", "advantages", "describe", "entropy_control",
-    "gather_rows", "gradient_norm_squared", "kl_estimate", "largest", "merge_metrics", "moments", "objective",
-    "option_names", "quantile", "reason_words", "segment_ids", "share_count", "splitmix64", "spurious", "summary",
-    "theory", "token_bytes",
+    "ProcessGroup", "Reason", "Surrogate", "TokenBatch", "TokenRule", "advantages", "describe",
+    "effective_sample_share", "entropy_control", "gather_rows", "gradient_norm_squared", "kl_estimate", "largest",
+    "merge_metrics", "moments", "objective", "option_names", "quantile", "ratio_sums", "reason_words", "segment_ids",
+    "share_count", "splitmix64", "spurious", "summary", "theory", "token_bytes",
 ]  # fmt: skip

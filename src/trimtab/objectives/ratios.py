@@ -54,6 +54,17 @@ def log_ratio(new_logp: Tensor, old_logp: Tensor) -> Tensor:
     return (new_logp - old_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
+def ratio_sums(new_logp: Tensor, old_logp: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of the tokens' ratios and that of their squares, which add up over parts of a batch."""
+    ratio = log_ratio(new_logp, old_logp).double().exp()
+    return ratio.sum(), ratio.square().sum()
+
+
+def effective_sample_share(total: float, squares: float, tokens: int) -> float:
+    """Return (sum w)^2 / (n sum w^2) of n ratios: 1 if all are equal, 1 / n if a single one holds all the weight."""
+    return total * total / (tokens * squares) if tokens else 1.0
+
+
 @cache
 def _shared_ratio() -> Any:
     """Return the function r = stopgrad(exp(mean log_rho over the span)) x p / stopgrad(p)."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from trimtab.objectives import LossOutput, Objective, Plan, merge_metrics
+from trimtab.objectives import LossOutput, Objective, Plan, effective_sample_share, merge_metrics, ratio_sums
 from trimtab.trainer.model.lm_head import Head, HeadGradients, head_gradients, head_scores
 from trimtab.trainer.model.policy import Policy
 from trimtab.trainer.model.score import (
@@ -36,6 +36,7 @@ from trimtab.trainer.model.score import (
 from trimtab.trainer.parallel import ShardedOptimizer, World, balanced_shares
 
 ALONE = World()
+RATIO_SUMS = ("ratios", "squared ratios")  # between a process's share and the metric of the whole mini-batch
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,8 @@ def update(
     none = plan.old_logp.new_zeros(0)  # for a process without a share
     own = {"update/loss": torch.stack(losses).sum() if losses else none.sum(), **merge_metrics(metrics)}
     new_logp = torch.cat(new_logps or [none])
+    before = plan.old_logp[plan.offsets[shares[world.rank].start] : plan.offsets[shares[world.rank].stop]]
+    own |= dict(zip(RATIO_SUMS, ratio_sums(new_logp, before), strict=True))
     result = _step(policy, optimizer, plan, own, new_logp, options.max_grad_norm, shares, world)
     tokens = [plan.offsets[share.stop] - plan.offsets[share.start] for share in shares]
     has_clip = any(world.gather(bool(clipped)))
@@ -185,6 +188,8 @@ def _step(
     found = dict(zip(numbers, values, strict=True))
     everywhere = world.gather(({name: found[name] for name in own}, bool(logp_finite)))
     result = {"update/loss": 0.0, **found, **_merge([metrics for metrics, _ in everywhere])}
+    total, squares = (result.pop(name) for name in RATIO_SUMS)
+    result["update/effective_sample_share_min"] = effective_sample_share(total, squares, plan.tokens)
     finite = {
         "log-probability": all(good for _, good in everywhere),
         "loss": isfinite(result["update/loss"]),

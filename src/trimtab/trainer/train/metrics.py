@@ -16,7 +16,16 @@ from torch import Tensor
 from trimtab.data import Sample, by_rollout
 from trimtab.grading import VERDICT_KINDS
 from trimtab.objectives import METRICS as OBJECTIVE_METRICS
-from trimtab.objectives import TokenBatch, gradient_norm_squared, largest, quantile, share_count, spurious
+from trimtab.objectives import (
+    TokenBatch,
+    effective_sample_share,
+    gradient_norm_squared,
+    largest,
+    quantile,
+    ratio_sums,
+    share_count,
+    spurious,
+)
 from trimtab.text import percent
 from trimtab.trainer.config import TASK_TERM, RewardConfig
 from trimtab.trainer.model import UpdateResult
@@ -44,6 +53,7 @@ METRICS: dict[str, str] = {
     "curriculum/refused_mean_reward": "groups refused because their mean reward is not in the range; a gate of your "
     "own is counted as `curriculum/refused_NAME`; a group counts for the first gate that refuses it",
     "curriculum/refused_mixed": "groups refused because all their rewards are equal",
+    "curriculum/sampled": "groups sampled for the step: trained on, refused, or more than were needed",
     "curriculum/still_solved_share": "share of the groups of solved problems that were solved again; below 1 something "
     "is forgotten",
     "eval/accuracy": "share of graded held-out problems answered correctly with greedy decoding; if the data has "
@@ -70,6 +80,9 @@ METRICS: dict[str, str] = {
     "reward/no_answer_share": "share of sampled responses without an answer",
     "reward/score": "mean score of the responses trained on, if the task's rule returns numbers",
     "reward/too_costly_share": "share of sampled responses whose answer took too long to check",
+    "sampler/effective_sample_share": "effective sample size of the ratios trainer / sampler as a share of the "
+    "tokens, (sum w)^2 / (n sum w^2), before the first update: 1 if all ratios are equal, small if a few tokens hold "
+    "most of the weight",
     "sampler/mismatch_max": "maximum over tokens of |log-prob of the sampler - log-prob of the trainer|",
     "sampler/mismatch_mean": "mean over tokens of |log-prob of the sampler - log-prob of the trainer|",
     "time/checkpoint": "seconds spent on writing checkpoints since the step before",
@@ -86,6 +99,8 @@ METRICS: dict[str, str] = {
     "tokens/top_gradient_share": "share of all gradient norms held by the top 0.1 % of tokens (at least 10 tokens)",
     "trim/gain": "slope of update/entropy_change against the running mean of trim/predicted_change",
     "trim/r2": "squared correlation of the two, over the last 100 measurements; logged from 20 on",
+    "update/effective_sample_share_min": "effective sample size of the ratios new / old as a share of the tokens, as "
+    "above, in the update of the step with the smallest one; 1 in the first update, before which nothing has moved",
     "update/entropy_change": "change of the mean entropy of the step's own tokens by its updates; logged every "
     "update.measure_every steps",
     "update/grad_norm": "gradient norm before clipping",
@@ -154,8 +169,11 @@ def _token_metrics(batch: TokenBatch) -> dict[str, float]:
     mismatch = (batch.sampler_logp - batch.old_logp).abs()
     values = {"policy/entropy": batch.entropy.mean(), "sampler/mismatch_mean": mismatch.mean()}
     values |= {"sampler/mismatch_max": mismatch.max(), **token_signals(batch)}
+    ratios = ratio_sums(batch.old_logp, batch.sampler_logp)
     # One copy for all of them: each copy from a GPU waits for it.
-    return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
+    *numbers, total, squares = torch.stack([value.double() for value in (*values.values(), *ratios)]).tolist()
+    share = effective_sample_share(total, squares, batch.tokens)
+    return dict(zip(values, numbers, strict=True)) | {"sampler/effective_sample_share": share}
 
 
 def _response_metrics(responses: Sequence[Sample], config: RewardConfig) -> dict[str, float]:

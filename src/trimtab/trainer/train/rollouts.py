@@ -111,6 +111,7 @@ def curriculum_metrics(trainer: Trainer, found: SampledGroups) -> dict[str, floa
         return {}
     metrics = {} if trainer.curriculum is None else trainer.curriculum.metrics()
     metrics["curriculum/admitted_share"] = 1 - found.refused.total() / found.sampled
+    metrics["curriculum/sampled"] = found.sampled
     return metrics | {f"curriculum/refused_{gate}": found.refused[gate] for gate in build_gates(trainer.config)}
 
 
