@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shutil
 import signal
 import sys
@@ -129,6 +130,21 @@ PARTS = {
         variants=("update.per_step=8", "update.per_step=8 update.passes=2"),
         seeds=(0, 1, 2),
     ),
+    "signal": Part(  # the gates sample several times as much, so they run for fewer steps
+        "what is done about groups without signal",
+        "countdown",
+        ("dapo",),
+        settings=("run.eval_every=50",),
+        variants=(
+            "run.steps=800",
+            "run.steps=800 objective.count=signal",
+            "run.steps=800 curriculum.problems=pools",
+            "run.steps=400 curriculum.gates=['mixed']",
+            "run.steps=400 curriculum.gates=['mixed','mean_reward'] curriculum.mean_above=0.2 "
+            "curriculum.mean_below=0.8",
+        ),
+        seeds=(0, 1, 2),
+    ),
     "length": Part(  # a problem of more changes is solved in more tokens of the same kind
         "the critical weight by the length of the responses",
         "benchmarks/spurious.toml",
@@ -188,10 +204,18 @@ def figures(run: GridRun, outcome: RunOutcome) -> dict[str, Any]:
         "collapse": None if collapse is None else collapse.step,
         **sampled_accuracy(run),
         "evaluations": [[int(record["step"]), round(record["eval/accuracy"], 4)] for record in tests],
+        "responses": responses_before(run, steps, [int(record["step"]) for record in tests]),
         "curves": {name: curve for name in CURVES if (curve := thinned(steps, name))},
         "fit": None if fit is None else asdict(fit),
         **({"rare": rare_tokens(run.folder.path)} if run.config.record.enabled else {}),
     }
+
+
+def responses_before(run: GridRun, records: Sequence[Mapping[str, float]], ends: Sequence[int]) -> list[int]:
+    """Return how many responses were sampled up to the end of each of these steps, also of groups not trained on."""
+    rollout = run.config.rollout
+    groups = {int(record["step"]): int(record.get("curriculum/sampled", rollout.prompts)) for record in records}
+    return [rollout.samples * sum(count for step, count in groups.items() if step <= end) for end in ends]
 
 
 def rare_tokens(folder: Path) -> dict[str, Any]:
@@ -238,22 +262,52 @@ def save(part: Part, out: Path, runs: Mapping[str, dict[str, Any]]) -> None:
     write_atomically(out, text)
 
 
+class CpuMeter:
+    """The CPU seconds of runs, one after the other, in a file, so that those of a resumed run add up."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+        self.before = _cpu_of_ended_processes()
+
+    def charge(self, name: str) -> float:
+        """Add what processes that ended since the last call have used to this run; return its sum."""
+        now = _cpu_of_ended_processes()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self.before
+        self.before = now
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, json.dumps(self.seconds))
+        return self.seconds[name]
+
+
+def _cpu_of_ended_processes() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def run_part(part: Part, folder: Path, out: Path, jobs: int, minutes: float) -> bool:
     """Train what is missing for so many minutes at most; return whether anything is still missing."""
     torch.set_num_threads(1)
     done: dict[str, dict[str, Any]] = json.loads(out.read_text())["runs"] if out.exists() else {}
     waiting = [run for run in part.runs(folder) if run.name not in done]
 
+    meter = CpuMeter(folder / "cpu.json")
+
     def keep(outcome: RunOutcome) -> None:
+        used = meter.charge(outcome.run.name)
         if outcome.counts:
             done[outcome.run.name] = figures(outcome.run, outcome)
+            if jobs == 1:  # of more at a time it would not be known which of them used it
+                done[outcome.run.name]["cpu_seconds"] = round(used, 1)
             save(part, out, done)
             shutil.rmtree(outcome.run.folder.checkpoints, ignore_errors=True)
 
     pool = ProcessPool(waiting, jobs, lambda line: print(line, flush=True), on_end=keep)
     timer = threading.Timer(60 * minutes, signal.raise_signal, [signal.SIGTERM])
     timer.start()
-    pool.run()
+    for outcome in pool.run():
+        if outcome.why == "interrupted":
+            meter.charge(outcome.run.name)
     timer.cancel()  # else the process waits for it
     return any(run.name not in done for run in waiting)
 
