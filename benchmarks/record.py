@@ -23,8 +23,18 @@ import numpy as np
 
 from result_file import CPU, about, save
 from trimtab.insight.replay import replay
-from trimtab.record import Manifest, RecordSettings, RecordWriter, StepData, StepInfo, UpdateInfo, Vocabulary, open_run
-from trimtab.record.layout import size_of, step_folder
+from trimtab.record import (
+    Manifest,
+    Records,
+    RecordSettings,
+    RecordWriter,
+    StepData,
+    StepInfo,
+    UpdateInfo,
+    Vocabulary,
+    open_run,
+)
+from trimtab.record.layout import step_folder
 from trimtab.trainer.config import load
 from trimtab.trainer.train.loop import train_step
 from trimtab.trainer.train.run import Run
@@ -60,6 +70,12 @@ class StepTime:
     all: float
 
 
+def size_of_steps(records: Records) -> int:
+    """Return the bytes of the files of all recorded steps."""
+    folders = [step_folder(records.folder, n) for n in records.steps]
+    return sum(file.stat().st_size for folder in folders for file in folder.iterdir())
+
+
 def demo(folder: Path) -> dict[str, Any]:
     """Run some steps of addition: bytes per token, and the time that recording adds to a step."""
     settings = [f"run.steps={BLOCK * BLOCKS * 2}", "run.eval_every=0", "run.checkpoint_every=0"]
@@ -80,7 +96,7 @@ def demo(folder: Path) -> dict[str, Any]:
         run.finish_step(result)
     recorder.close()
     records = open_run(folder)
-    size = size_of([step_folder(records.folder, n) for n in records.steps])
+    size = size_of_steps(records)
     tokens = sum(step.info.tokens for step in records)
     return {
         "steps_recorded": len(records),
@@ -166,7 +182,7 @@ def replaying(folder: Path, steps: int, rounds: int) -> dict[str, Any]:
     made_run(folder, steps, responses=512, length=1024, updates=2)
     records = open_run(folder)
     tokens = sum(step.info.tokens for step in records)
-    size = size_of([step_folder(records.folder, n) for n in records.steps])
+    size = size_of_steps(records)
     replay(folder, OBJECTIVES, last=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds, cpu = [], []

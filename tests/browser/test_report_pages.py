@@ -17,7 +17,6 @@ from trimtab.insight.report.tokens import (
     StepTokenTable,
     TokenEffects,
     mini_batches,
-    read_checked_step,
     step_effects,
     token_table,
 )
@@ -40,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tables(run: Path) -> list[StepTokenTable]:
     records = open_run(run)
     mine = recorded_objective(dict(records.manifest.objective))
-    return [token_table(read_checked_step(records, step), mine) for step in records.steps]
+    return [token_table(records.step(step), mine) for step in records.steps]
 
 
 @pytest.fixture(scope="module")

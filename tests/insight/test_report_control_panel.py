@@ -12,7 +12,7 @@ import torch
 from helpers.insight.report_runs import Made, data_of, decode_array, make_run, trim_metrics
 from trimtab.insight.replay import CriticalWeights, recorded_mini_batch, recorded_objective, set_controllers
 from trimtab.insight.report import write_report
-from trimtab.insight.report.tokens import mini_batches, read_checked_step
+from trimtab.insight.report.tokens import mini_batches
 from trimtab.objectives import Reason, theory
 from trimtab.record import open_run
 
@@ -69,11 +69,11 @@ def test_the_critical_weight_balances_the_update(tmp_path: Path, name: str) -> N
     records = open_run(make_run(tmp_path / "run", Made(steps=3, objective={"name": name}, entropy=0.5)))
     weights, objective = CriticalWeights(), recorded_objective({"name": name})
     for number in records.steps:
-        step = read_checked_step(records, number)
+        step = records.step(number)
         weights.add(step, objective, mini_batches(step, objective.needs))
     assert weights.steps
     for number, critical in zip(weights.steps, weights.critical, strict=True):
-        step = read_checked_step(records, number)
+        step = records.step(number)
         set_controllers(objective, step, recorded=True)
         gate = objective.controllers["stare"]
         gate.is_open, gate.boost = True, critical  # type: ignore[attr-defined]

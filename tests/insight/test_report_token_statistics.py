@@ -21,7 +21,6 @@ from trimtab.insight.report.tokens import (
     QUANTILES,
     StepTokenTable,
     TokenStatistics,
-    read_checked_step,
     token_table,
 )
 from trimtab.objectives import theory
@@ -31,7 +30,7 @@ def read_tables(run: Path) -> list[StepTokenTable]:
     files = read_run(run)
     assert files.records is not None
     objective = recorded_objective(files.records.manifest.objective)
-    return [token_table(read_checked_step(files.records, step), objective) for step in files.records.steps]
+    return [token_table(files.records.step(step), objective) for step in files.records.steps]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from helpers.insight.report_runs import Made, data_of, decode_array, make_run, r
 from helpers.train.short_runs import trained
 from trimtab.insight.replay import recorded_objective
 from trimtab.insight.report import write_report
-from trimtab.insight.report.tokens import mini_batches, read_checked_step, step_effects, token_table
+from trimtab.insight.report.tokens import mini_batches, step_effects, token_table
 from trimtab.objectives import objective, theory
 from trimtab.record import Records, open_run
 
@@ -33,7 +33,7 @@ def records(run: Path) -> Records:
 
 
 def test_the_coefficient_is_advantage_times_ratio_times_weight_where_nothing_is_clipped(records: Records) -> None:
-    step = read_checked_step(records, 1)
+    step = records.step(1)
     table = token_table(step, recorded_objective(records.manifest.objective))
     effects = table.effects
     update = step.updates[0]
@@ -52,7 +52,7 @@ def test_the_gradient_norm_is_that_of_the_logits(records: Records) -> None:
     found = theory.moments(logits.detach(), sampled)
     logits.log_softmax(-1).gather(-1, sampled[:, None]).sum().backward()
     assert logits.grad is not None
-    table = token_table(read_checked_step(records, 1), None)
+    table = token_table(records.step(1), None)
     like = replace(
         table, logp=found.logp.numpy(), entropy=found.entropy.numpy(), sum_p2=found.sum_p2.numpy(),
         sum_p2_logp=found.sum_p2_logp.numpy(),
@@ -63,14 +63,14 @@ def test_the_gradient_norm_is_that_of_the_logits(records: Records) -> None:
 
 
 def test_without_the_objective_coefficients_are_unknown_and_the_rest_is_there(records: Records) -> None:
-    table = token_table(read_checked_step(records, 1), None)
+    table = token_table(records.step(1), None)
     assert np.isnan(table.grad_norm).all()
     assert np.isfinite(table.logp_grad_norm).all() and np.isfinite(table.effects.weight).all()
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "stare", "sspo", "cispo"])
 def test_another_objective_is_planned_over_the_recorded_mini_batches(records: Records, name: str) -> None:
-    step, other = read_checked_step(records, 2), objective(name)
+    step, other = records.step(2), objective(name)
     batches = mini_batches(step, other.needs)
     effects = step_effects(step, other, batches)
     assert len(effects.reason) == step.info.tokens == sum(recorded.batch.tokens for recorded in batches)
@@ -87,7 +87,7 @@ def test_another_objective_is_planned_over_the_recorded_mini_batches(records: Re
 
 
 def test_an_objective_with_advantages_of_its_own_gets_them(records: Records) -> None:
-    step, other = read_checked_step(records, 1), objective("dr_grpo")
+    step, other = records.step(1), objective("dr_grpo")
     effects = step_effects(step, other, mini_batches(step, other.needs))
     reward, group = step.responses["reward"], step.responses["group"]
     expected = other.advantages(torch.tensor(reward), torch.tensor(group)).numpy().repeat(step.responses["tokens"])
@@ -97,7 +97,7 @@ def test_an_objective_with_advantages_of_its_own_gets_them(records: Records) -> 
 def test_a_record_of_half_the_groups_keeps_the_recorded_weights(tmp_path: Path) -> None:
     trained(tmp_path / "run", {**SHORT, "record.group_share": "0.5"})
     records = open_run(tmp_path / "run")
-    step = read_checked_step(records, 1)
+    step = records.step(1)
     assert not step.info.complete
     table = token_table(step, recorded_objective(records.manifest.objective))
     assert np.array_equal(table.effects.weight, step.tokens["weight"])
@@ -111,7 +111,7 @@ def test_every_number_of_the_page_is_the_readers(run: Path, records: Records) ->
     entries = data_of(page)["runs"][0]["responses"]
     assert len(entries) > 10
     for entry in entries[:: max(1, len(entries) // 12)]:
-        block, step = response_of(page, entry["block"]), read_checked_step(records, entry["step"])
+        block, step = response_of(page, entry["block"]), records.step(entry["step"])
         first = step.offsets[entry["response"]] + entry["start"]
         span = slice(first, first + entry["tokens"])
         assert "".join(block["pieces"]) == records.vocabulary.decode(step.tokens["token"][span].tolist())

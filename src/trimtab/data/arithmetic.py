@@ -147,18 +147,19 @@ def _subtraction(rng: random.Random, digits: int, terms: int) -> ArithmeticProbl
 
 def _multiplication(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
     a, b = _random_number(rng, digits), rng.randrange(2, 10)  # one digit: the working is one product per digit of a
-    products = [place * b for place in _place_values(a)]
-    working = [f"{place} * {b} = {place * b}." for place in _place_values(a)]
-    sums = zip(accumulate(products), products[1:], strict=False)
-    working += [f"{total} + {product} = {total + product}." for total, product in sums]
-    return ArithmeticProblem(f"{a}*{b}", a * b, working)
+    return _long_product(a, b, [(place, b) for place in _place_values(a)])
 
 
 def _product(rng: random.Random, digits: int, terms: int) -> ArithmeticProblem:
     """Generate a product of two numbers of exactly so many digits: beyond two, hard to work out without a tool."""
     a, b = (rng.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
-    products = [a * place for place in _place_values(b)]
-    working = [f"{a} * {place} = {a * place}." for place in _place_values(b)]
+    return _long_product(a, b, [(a, place) for place in _place_values(b)])
+
+
+def _long_product(a: int, b: int, pairs: list[tuple[int, int]]) -> ArithmeticProblem:
+    """Return a product whose working multiplies pairs and adds up their products."""
+    products = [left * right for left, right in pairs]
+    working = [f"{left} * {right} = {left * right}." for left, right in pairs]
     sums = zip(accumulate(products), products[1:], strict=False)
     working += [f"{total} + {product} = {total + product}." for total, product in sums]
     return ArithmeticProblem(f"{a}*{b}", a * b, working)

@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from trimtab.record.layout import Count, Finite, RecordError
 from trimtab.record.schema import Vocabulary
+from trimtab.text import cut_middle
 
 if TYPE_CHECKING:
     from trimtab.agents import Call
@@ -94,10 +95,7 @@ def _read(name: str, adapter: TypeAdapter[list[T]], columns: Mapping[str, Any], 
 
 def cut(text: str, longest: int) -> str:
     """Leave out the middle of a text that is longer than so many characters, and say how many are left out."""
-    if len(text) <= longest:
-        return text
-    head, tail = (longest + 1) // 2, longest // 2
-    return f"{text[:head]}[... {len(text) - longest:,} characters not recorded ...]{text[len(text) - tail :]}"
+    return cut_middle(text, longest, "[... {:,} characters not recorded ...]")
 
 
 def _longest(count: int) -> int:

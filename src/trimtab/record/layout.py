@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -219,11 +219,6 @@ def read_bytes(path: Path, largest: int | None = None) -> bytes:
 def digest(data: bytes | memoryview) -> str:
     """Return the SHA-256 of some bytes."""
     return hashlib.sha256(data).hexdigest()
-
-
-def size_of(paths: Sequence[Path]) -> int:
-    """Return the bytes in the files of some folders."""
-    return sum(file.stat().st_size for path in paths for file in path.iterdir())
 
 
 def on_disk(size: int) -> int:

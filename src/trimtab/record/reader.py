@@ -52,7 +52,7 @@ class Records:
 
     def step(self, number: int) -> RecordedStep:
         """Open one step."""
-        if number not in self.steps:
+        if not layout.step_folder(self.folder, number).exists():
             near = f"; the nearest is {min(self.steps, key=lambda n: abs(n - number))}" if self.steps else ""
             raise RecordError(f"step {number} is not recorded under {self.folder}{near}")
         return RecordedStep(self, *layout.read_step(self.folder, number)).checked()
@@ -63,7 +63,7 @@ class Records:
         for number in wanted[::every]:
             try:
                 # Checked here: a damaged step is skipped, and is no error in the middle of the caller's work.
-                yield RecordedStep(self, *layout.read_step(self.folder, number)).checked()
+                yield self.step(number)
             except RecordError as error:
                 warnings.warn(f"{error}; step {number} is left out", RecordWarning, stacklevel=2)
 

@@ -22,7 +22,6 @@ from trimtab.insight.report.tokens import (
     REMOVED,
     StepTokenTable,
     mini_batches,
-    read_checked_step,
     step_effects,
     token_table,
 )
@@ -227,7 +226,7 @@ def microscope_data(
     skipped = 0
     for number, group in groupby(excerpts, key=lambda excerpt: excerpt.step):
         try:
-            table = token_table(read_checked_step(records, number), recorded)
+            table = token_table(records.step(number), recorded)
         except RecordError as error:  # a run that is still training may delete records meanwhile
             data.notes.append(f"step {number} is left out: {error}")
             continue

@@ -36,7 +36,7 @@ from trimtab.insight.report.microscope import (
     select_responses,
 )
 from trimtab.insight.report.run_files import RunFiles, read_run, select_steps, unrecorded_steps
-from trimtab.insight.report.tokens import H_MAX, TokenStatistics, read_checked_step, token_table
+from trimtab.insight.report.tokens import H_MAX, TokenStatistics, token_table
 from trimtab.objectives import REASON_WORDS, EntropyGate, Objective, objective
 from trimtab.record import RecordError, RecordWarning
 from trimtab.trainer.train import END_WINDOW, describe_metric
@@ -175,7 +175,7 @@ def read_tokens(
         replayer = Replayer(run.records, make_variants(run.records, [RECORDED, *compared], {}))
     for number in sorted({*evenly_spaced, *selection.highlighted, *replayed}):
         try:
-            step = read_checked_step(run.records, number)
+            step = run.records.step(number)
             if number in evenly_spaced or number in selection.highlighted:
                 table = token_table(step, recorded)
                 # Highlighted steps would bias the statistics towards unusual ones.

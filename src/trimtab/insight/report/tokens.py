@@ -29,7 +29,7 @@ from trimtab.insight.replay import (
 )
 from trimtab.insight.report.embed import NumpyArray, encode_array
 from trimtab.objectives import Objective, Plan, Reason, theory
-from trimtab.record import RecordedStep, RecordedUpdate, Records, read_step
+from trimtab.record import RecordedStep, RecordedUpdate
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 REMOVED = Reason.SILENCED | Reason.MASKED | Reason.DROPPED
@@ -82,12 +82,6 @@ class StepTokenTable:
     def entropy_change(self) -> NumpyArray:
         """Return the predicted first-order change of each token's entropy, per unit of step size."""
         return -self.effects.coefficient * self.phi
-
-
-def read_checked_step(records: Records, number: int) -> RecordedStep:
-    """Read a recorded step and check both of its tables."""
-    info, files = read_step(records.folder, number)
-    return RecordedStep(records, info, files).checked()
 
 
 def token_table(step: RecordedStep, objective: Objective | None) -> StepTokenTable:
