@@ -21,21 +21,25 @@ def _read(name: str) -> Any:
 def steps() -> str:
     """Bytes and seconds of a step of each model."""
     result = _read("scaling.json")
-    head = ["model", "weights", "GB that each GPU sends", *(f"{part}, s" for part in PARTS), "step, s", "times one GPU"]
+    head = ["model", "weights", "GB that each GPU sends", *(f"{part}, s" for part in PARTS)]
+    head += ["step, s", "times one GPU", "responses at once", "tokens/s of a GPU"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, model in result["models"].items():
         sent = sum(model["gigabytes_sent_per_gpu"].values())
         seconds = " | ".join(f"{model['seconds'][part]:.1f}" for part in PARTS)
         weights = f"{model['weights'] / 1e9:.1f}e9{', sharded' if model['sharded'] else ''}"
-        total = f"{model['step_seconds']:.0f} | {model['speedup_of_8']}"
+        sampler = model["sampler"]
+        rate = f"{sampler['mean_running']:.0f} | {sampler['tokens_per_second']:,}"
+        total = f"{model['step_seconds']:.0f} | {model['speedup_of_8']} | {rate}"
         lines.append(f"| {name} | {weights} | {sent:,.0f} | {seconds} | {total} |")
     assumed = result["assumed"]
     given = f"{assumed['mean_response_tokens']:,} tokens per response and {assumed['prompt_tokens']} per prompt"
     link = f"{assumed['link_bytes_per_second'] / 1e9:.0f} GB/s per GPU (NVLink 4)"
     sentences = (
-        f"Assumed: {given} on average; collectives at {link}; the shares of the peak and the sampling rates of the "
-        "[GPU page](gpu.md); for 14B the sampling rate of 8B, scaled by the weights. Exchanges are not overlapped with "
-        "computing. By `benchmarks/scaling.py`."
+        f"Assumed: {given} on average, log-normal and cut at the recipe's limit; collectives at {link}; the shares of "
+        "the peak and of the memory bandwidth on the [GPU page](gpu.md). Exchanges are not overlapped with computing. By "
+        "`benchmarks/scaling.py`, which runs the sampler's scheduler with the recipe's settings on GPUs of 141 GB. "
+        "*Responses at once* is the mean over the decoding steps, the slow ones at the end included."
     )
     return "\n".join([*lines, "", sentences])
 

@@ -334,7 +334,7 @@ def test_an_estimate_below_the_free_memory_fits() -> None:
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
-        ("sampling", "while sampling: lower rollout.batch_size (now 1024)"),
+        ("sampling", "while sampling: lower rollout.batch_size (now 1024), or on a GPU rollout.kv_cache_memory"),
         (
             "scoring",
             "while scoring responses: lower update.token_budget (now 16384), then update.head_chunk (now 4096)",
@@ -445,3 +445,14 @@ def test_a_run_fits_where_its_estimate_says_so(small: str) -> None:
     config, needed = load(None, [*SMALL_RUN, small]), of(small, memory=80 << 30).peak
     assert fits(config, DeviceMemory("X", 80 << 30, 2 * needed))
     assert not fits(config, DeviceMemory("X", 80 << 30, needed))
+
+
+def test_without_a_device_the_kv_cache_takes_its_share_of_the_smallest_that_fits(small: str) -> None:
+    settings = ("rollout.prompts=4096", "rollout.max_new_tokens=4096", "rollout.batch_size=4096")
+    whole = of(small, *settings, "rollout.kv_cache_memory=0.999999")
+    shared = of(small, *settings, "rollout.kv_cache_memory=0.25")
+    assert shared.kv_cache == pytest.approx(0.25 * shared.peak, rel=1e-6)
+    assert shared.peak - shared.kv_cache == whole.peak - whole.kv_cache
+    assert shared.kv_cache < whole.kv_cache
+    known = of(small, *settings, "rollout.kv_cache_memory=0.25", memory=shared.peak)
+    assert known.peak == pytest.approx(shared.peak, rel=0.01)

@@ -63,7 +63,7 @@ def test_outside_of_all_phases_the_model_is_too_large() -> None:
 
 def test_numbers_are_those_of_the_recipe() -> None:
     config = load(None, ["rollout.batch_size=77", "update.token_budget=1234", "update.head_chunk=99"])
-    assert remedy("sampling", config) == "lower rollout.batch_size (now 77)"
+    assert remedy("sampling", config) == "lower rollout.batch_size (now 77), or on a GPU rollout.kv_cache_memory"
     assert remedy("scoring", config) == "lower update.token_budget (now 1234), then update.head_chunk (now 99)"
 
 

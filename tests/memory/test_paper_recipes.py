@@ -1,4 +1,4 @@
-"""The papers' recipes for large models say how much of each of eight GPUs they take: what `--dry-run` forecasts.
+"""The papers' recipes for large models say how much memory eight GPUs must have: what `--dry-run` forecasts.
 
 `TRIMTAB_THOROUGH=1` forecasts all of them; without it, the smallest model.
 """
@@ -26,7 +26,7 @@ SHAPES = {
 KEYS = (
     "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
 )  # fmt: skip
-STATED = r"Use eight GPUs of one machine; it takes (\d+) GB of each at most:\n#   (--gpus 8 --set model.shard=true)\n"
+STATED = r"Use eight GPUs of one machine, with (\d+) GB or more each:\n#   (--gpus 8 --set model.shard=true)\n"
 LARGE = {name: match for name, path in packaged_recipes().items() if (match := re.search(STATED, path.read_text()))}
 
 
@@ -36,7 +36,7 @@ def test_every_recipe_of_a_large_model_states_it() -> None:
 
 
 @pytest.mark.parametrize("name", slow_but(["sspo-qwen2.5-math-7b"], LARGE))
-def test_a_recipe_takes_of_each_gpu_what_it_states(name: str, tmp_path: Path) -> None:
+def test_a_recipe_needs_of_each_gpu_what_it_states(name: str, tmp_path: Path) -> None:
     model = load(name).model.path
     shape = next(shape for known, shape in SHAPES.items() if model.replace("-Math", "").startswith(known))
     kind = "qwen3" if "Qwen3" in model else "qwen2"

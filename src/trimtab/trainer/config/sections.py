@@ -194,7 +194,12 @@ class RolloutConfig(Section):
     )
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus (top-p) sampling; 1 turns it off")
     top_k: int = Field(0, ge=0, description="top-k sampling; 0 turns it off")
-    batch_size: int = Field(1024, ge=1, description="number of responses that are sampled at the same time")
+    batch_size: int = Field(
+        1024,
+        ge=1,
+        description="maximum number of responses that are sampled at the same time; on a GPU as many of them as the "
+        "KV cache holds (kv_cache_memory)",
+    )
     dynamic_sampling: bool = Field(
         False, description="DAPO's dynamic sampling: replace groups whose rewards are all equal with new prompts"
     )

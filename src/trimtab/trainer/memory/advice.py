@@ -163,7 +163,8 @@ def remedy(phase: Phase, config: Config) -> str:
     budget = f"update.token_budget (now {update.token_budget})"
     head = f"update.head_chunk (now {update.head_chunk})"
     if phase == "sampling":
-        return f"lower rollout.batch_size (now {rollout.batch_size})"
+        lower = f"lower rollout.batch_size (now {rollout.batch_size})"
+        return lower + (", or on a GPU rollout.kv_cache_memory" if rollout.engine == "native" else "")
     if phase == "scoring":
         return f"lower {budget}, then {head}"
     if phase == "optimizer_step":

@@ -112,14 +112,31 @@ def estimate_memory(
     processes: int | None = None,
     frozen_in_bf16: bool | None = None,
 ) -> MemoryEstimate:
-    """Estimate what a run needs on a device; with its `memory` the KV cache is limited to its share of that.
+    """Estimate what a run needs on a device; the KV cache is limited to its share of the device's `memory`.
 
-    With a number of `processes` it is what each of them needs. `frozen_in_bf16` is by default what the recipe says.
+    Without `memory` that is the memory of the smallest device that the run fits on. With a number of `processes` it is
+    what each of them needs. `frozen_in_bf16` is by default what the recipe says.
     """
     halved = config.frozen_in_bf16 if frozen_in_bf16 is None else frozen_in_bf16
     if config.model.shard and processes:
         whole = config.model_copy(update={"model": config.model.model_copy(update={"shard": False})})
-        return split_layers(estimate_memory(whole, device, memory, processes, halved), config, processes)
+        estimate = split_layers(_estimate(whole, device, memory, processes, halved), config, processes)
+    else:
+        estimate = _estimate(config, device, memory, processes, halved)
+    return _on_smallest_device(estimate, config.rollout.kv_cache_memory) if memory is None else estimate
+
+
+def _on_smallest_device(estimate: MemoryEstimate, share: float) -> MemoryEstimate:
+    """Return the estimate with a KV cache of at most this share of the memory that all of it takes."""
+    rest = estimate.peak - estimate.kv_cache
+    less = estimate.kv_cache - min(estimate.kv_cache, int(rest * share / (1 - share)))
+    sizes = {name: getattr(estimate, name) - less for name in ("kv_cache", *DURING)}
+    return replace(estimate, **sizes)
+
+
+def _estimate(
+    config: Config, device: Device, memory: int | None, processes: int | None, halved: bool
+) -> MemoryEstimate:
     config = share_of(config, processes or 1)
     model = config.model
     with fake_tensors():
