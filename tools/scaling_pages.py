@@ -37,8 +37,8 @@ def steps() -> str:
     link = f"{assumed['link_bytes_per_second'] / 1e9:.0f} GB/s per GPU (NVLink 4)"
     sentences = (
         f"Assumed: {given} on average, log-normal and cut at the recipe's limit; collectives at {link}; the shares of "
-        "the peak and of the memory bandwidth on the [GPU page](gpu.md). Exchanges are not overlapped with computing. By "
-        "`benchmarks/scaling.py`, which runs the sampler's scheduler with the recipe's settings on GPUs of 141 GB. "
+        "the peak and of the memory bandwidth on the [GPU page](gpu.md). Exchanges are not overlapped with computing. "
+        "By `benchmarks/scaling.py`, which runs the sampler's scheduler with the recipe's settings on GPUs of 141 GB. "
         "*Responses at once* is the mean over the decoding steps, the slow ones at the end included."
     )
     return "\n".join([*lines, "", sentences])

@@ -142,8 +142,8 @@ def _memory(config: Config) -> list[str]:
     lines = [
         f"  {' + '.join(parts)} are at most {' + '.join(f'{size:,}' for size in sizes)} = {longest:,} tokens ({keys})",
         f"  update.token_budget = {update.token_budget:,}{packing}",
-        f"  sampling: at most {at_once:,} responses at once (rollout.batch_size), and on a GPU as many of them as the KV "
-        "cache holds (rollout.kv_cache_memory)",
+        f"  sampling: at most {at_once:,} responses at once (rollout.batch_size), and on a GPU as many of them as the "
+        "KV cache holds (rollout.kv_cache_memory)",
         f"  logits of at most {update.head_chunk:,} tokens exist at one time (update.head_chunk)",
     ]
     # An objective that plans per micro-batch depends on how responses are packed, as other trainers do.
