@@ -41,6 +41,7 @@ USES: Mapping[str, Sequence[str]] = {
     "tensorboard": ["-m", "trimtab", "train", *SHORT, "--set", "run.loggers=['tensorboard']"],
     "trackio": ["-m", "trimtab", "train", *SHORT, "--set", "run.loggers=['trackio']"],
     "trl": ["-c", "from trimtab.engines.trl import TrimtabConfig, TrimtabTrainer"],
+    "verifiers": ["-c", "import verifiers"],
     "verl": ["-c", "import trimtab.engines.verl.trainer"],
     "wandb": ["-m", "trimtab", "train", *SHORT, "--set", "run.loggers=['wandb']"],
 }

@@ -21,7 +21,18 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HERE = ("own-data", "own-reward", "plan-then-loss", "rewards", "theory")
 # Pages whose Python has a test of its own, beside the tests of what they are about.
-ELSEWHERE = ("agents", "gpu", "objectives", "own-parts", "record", "sandbox", "start", "tools", "tools-engines")
+ELSEWHERE = (
+    "agents",
+    "gpu",
+    "more-signal",
+    "objectives",
+    "own-parts",
+    "record",
+    "sandbox",
+    "start",
+    "tools",
+    "tools-engines",
+)
 
 
 def blocks(page: Path, language: str) -> list[str]:

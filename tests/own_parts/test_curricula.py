@@ -75,6 +75,23 @@ def test_a_run_takes_the_problems_of_a_curriculum_of_ones_own_and_resumes_with_i
     assert not differences(contents(folder / "run"), contents(folder / "whole"))
 
 
+def test_a_run_takes_its_problems_from_the_pages_class_and_its_groups_from_the_pages_function(
+    own_file: WriteFile, tmp_path: Path
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "more-signal.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    own_file("mine.py", code)
+    own = {"curriculum.problems": '"python:mine:EasyFirst"', "curriculum.problems_options": "{ step = 4 }"}
+    own |= {"curriculum.gates": '["python:mine:somebody_is_right"]', "rollout.dynamic_max_rounds": "1"}
+    run, _ = trained(tmp_path / "run", own)
+    curriculum = run.trainer.curriculum
+    assert curriculum is not None
+    saved = checkpoints.read(checkpoints.list_checkpoints(run.folder.checkpoints)[-1]).state["curriculum"]
+    assert saved == curriculum.state_dict() and saved["reach"] >= 4
+    shares = [step["curriculum/admitted_share"] for step in run.folder.records() if "curriculum/admitted_share" in step]
+    assert len(shares) == run.config.run.steps and all(0 <= share <= 1 for share in shares)
+
+
 def test_a_curriculum_without_state_needs_only_choose(own_file: WriteFile) -> None:
     folder = own_file("curricula.py", MINE).parent
     run, _ = trained(folder / "run", RUN | {"curriculum.problems": '"python:curricula:in_order"', "run.steps": "1"})

@@ -257,7 +257,8 @@ def test_agents_that_hang_crash_flood_fork_and_return_garbage_change_nothing_for
     ):  # fmt: skip
         assert words in errors, errors
     assert log.has("prints; it goes to")
-    assert (tmp_path / "run" / "rule_output.txt").stat().st_size <= 2 * (1 << 20) + 4096
+    # A megabyte of each of the two that flood; beyond it what a pipe and one read of it hold when the next one begins.
+    assert (tmp_path / "run" / "rule_output.txt").stat().st_size <= 2 * ((1 << 20) + 2 * (1 << 16)) + 4096
 
 
 def test_what_a_timeout_pays_can_be_chosen(tmp_path: Path) -> None:

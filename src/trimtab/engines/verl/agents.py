@@ -165,7 +165,7 @@ def end_tokens(model: str, tokenizer: Any) -> frozenset[int]:
     from transformers import GenerationConfig
 
     try:
-        configured = GenerationConfig.from_pretrained(model).eos_token_id
+        configured = GenerationConfig.from_pretrained(model, trust_remote_code=False).eos_token_id
     except (OSError, ValueError):  # it has none, or is not here: the servers have a copy of their own
         configured = None
     listed = configured if isinstance(configured, list) else [configured]
