@@ -37,6 +37,7 @@ from trimtab.record import (
 from trimtab.record.layout import step_folder
 from trimtab.trainer.config import load
 from trimtab.trainer.train.loop import train_step
+from trimtab.trainer.train.reporting import Reporter
 from trimtab.trainer.train.run import Run
 from trimtab.trainer.train.run_folder import RunFolder
 
@@ -44,21 +45,12 @@ OBJECTIVES = ("grpo", "stapo", "stare", "sspo")
 BLOCK, BLOCKS = 20, 10  # steps with recording, then as many without, and so on
 
 
-class Silent:
-    """A reporter that prints warnings alone."""
+class Silent(Reporter):
+    """A reporter that only prints warnings."""
 
     def message(self, text: str) -> None:
         """Print what is wrong."""
         print(text)
-
-    def warm(self, step: int, steps: int, loss: float) -> None:
-        """Nothing."""
-
-    def step(self, step: int, steps: int, metrics: Any, samples: Any = ()) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 @dataclass(frozen=True)

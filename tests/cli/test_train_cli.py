@@ -23,7 +23,7 @@ from trimtab.trainer.model import Policy
 from trimtab.trainer.sampling import NativeSampler
 from trimtab.trainer.train import accuracy_change, summarize_metrics
 from trimtab.trainer.train.metrics import StepResult
-from trimtab.trainer.train.reporting import SilentReporter
+from trimtab.trainer.train.reporting import Reporter
 from trimtab.trainer.train.run import Run
 from trimtab.trainer.train.run_folder import RunFolder
 
@@ -251,7 +251,7 @@ def test_commands_in_messages_are_quoted_for_the_shell(here: Path, name: str) ->
     for result in (train("tiny.toml", "--out", name), train("--resume", name, "--set", "update.lr=0.5")):
         command = "trimtab train --" + result.stderr.strip().rpartition("trimtab train --")[2]
         assert shlex.split(command)[3] == name
-    run = Run(load("tiny.toml"), RunFolder(here / name), SilentReporter())
+    run = Run(load("tiny.toml"), RunFolder(here / name), Reporter())
     assert shlex.split(run.resume_command)[3] == str(here / name)
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from trimtab.data import FixedTask, Problem, stream_index, user
 from trimtab.trainer.config import POOLS, CurriculumConfig, RewardConfig
-from trimtab.trainer.train import difficulty_pools
-from trimtab.trainer.train.difficulty_pools import DifficultyPools
+from trimtab.trainer.train import curriculum
+from trimtab.trainer.train.curriculum import DifficultyPools
 
 UNEVEN = RewardConfig(wrong=-1.0)
 
@@ -117,7 +117,7 @@ def test_what_is_forgotten_is_measured() -> None:
 
 
 def test_a_large_task_keeps_a_bounded_number_of_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(difficulty_pools, "MOST_SEEN", 20)
+    monkeypatch.setattr(curriculum, "MOST_SEEN", 20)
     of = pools(1000)
     for start in range(0, 400, 8):
         of.observe([(index, index % 3 / 2) for index in of.choose(range(start, start + 8))])
@@ -125,7 +125,7 @@ def test_a_large_task_keeps_a_bounded_number_of_problems(monkeypatch: pytest.Mon
 
 
 def test_the_largest_state_fits_into_a_checkpoint() -> None:
-    state = {"position": 10**17, "pools": {"normal": [10**18 - 1] * difficulty_pools.MOST_SEEN}}
+    state = {"position": 10**17, "pools": {"normal": [10**18 - 1] * curriculum.MOST_SEEN}}
     assert len(json.dumps(state)) < 1 << 20
 
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.text import PrintLine, bars_for, clock, cut_middle, number, percent, printable, sparkline
-from trimtab.trainer.train import SampleText, time_words
+from trimtab.trainer.train import Reporter, SampleText, time_words
 
 FRAME_HEIGHT, FRAME_WIDTH = 12, 50  # a smaller terminal gets no frame
 MAX_WIDTH = 110  # lines that are longer are hard to read
@@ -121,7 +121,7 @@ def sample_words(sample: SampleText, space: int) -> str:
 
 
 @dataclass
-class PlainReporter:
+class PlainReporter(Reporter):
     """Prints about `lines` lines over a whole run, one at every evaluation, and now and then a sample."""
 
     print_line: PrintLine
@@ -153,9 +153,6 @@ class PlainReporter:
             if self._printed % SAMPLE_EVERY == 0:
                 self.print_line(f"  sample: {sample_words(samples[len(samples) // 2], SAMPLE_SPACE)}")
             self._printed += 1
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to close."""
 
 
 # There is no lock between the two threads: a frame that is drawn while fields change is redrawn a quarter of a second
@@ -330,7 +327,7 @@ def _curve(history: Mapping[int, float], space: int, bars: str) -> str:
     return sparkline([history[step] for step in sorted(history)], min(space, 60), bars=bars)
 
 
-class LiveReporter:
+class LiveReporter(Reporter):
     """The `Reporter` of a terminal; `close` leaves the last picture on the screen."""
 
     def __init__(

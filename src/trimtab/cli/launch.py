@@ -199,7 +199,7 @@ def _follow(config: Config, world: World, print_error: PrintLine) -> int:
         follow_run(config, world)
     except (LostProcessError, KeyboardInterrupt):
         if world.watch is not None:
-            world.watch.post_left()
+            world.watch.post("left", "another process has ended")
         return LOST  # rank 0 says why
     except (ValueError, OSError) as error:
         return _fail(world, str(error), print_error)
@@ -219,7 +219,7 @@ def _fail(world: World, error: str, print_error: PrintLine) -> int:
     if world.watch is None:
         print_error(f"trimtab: process {world.rank} of {world.size} failed: {error}")
     else:
-        world.watch.post_failure(f"failed: {error}")
+        world.watch.post("failed", f"failed: {error}")
     return INVALID
 
 

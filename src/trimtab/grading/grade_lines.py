@@ -82,16 +82,10 @@ def _write_verdicts(
         if write_errors:
             continue  # drain the queue, so that the reading side is not blocked and sees the error
         try:
-            row = item if isinstance(item, dict) else _row(item()[0])
+            row = item if isinstance(item, dict) else item()[0].as_row()
             out.write(json.dumps(row) + "\n")
             out.flush()
             if row.get("kind") == "crashed":  # of a traceback the last line, which is the error itself
                 report(number, f"the rule failed: {(row.get('error') or 'no reason is known').splitlines()[-1]}")
         except (OSError, ValueError) as error:  # the output was closed, or the grading function does not exist
             write_errors.append(error)
-
-
-def _row(verdict: Verdict) -> dict[str, Any]:
-    row = {"kind": verdict.kind, "extracted": verdict.extracted, "seconds": round(verdict.seconds, 6)}
-    row |= {} if verdict.score is None else {"score": verdict.score}
-    return row | ({"error": verdict.error} if verdict.error else {})

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trimtab.data import Sample
-from trimtab.grading.verdicts import Verdict, facts, verdict_of
+from trimtab.grading.verdicts import Verdict, facts, verdict_or_crash
 from trimtab.text import shown
 
 MAX_REPLY_BYTES = 1 << 22
@@ -98,7 +98,10 @@ class HttpRule:
         for attempt in range(self.retries + 1):
             try:
                 values = await self._request(client, batch)
-                return [self._verdict(value, row, batch) for row, value in enumerate(values)]
+                return [
+                    verdict_or_crash(value, f"{self.url} for row {row} of {len(batch)}, ", sample)
+                    for row, (value, sample) in enumerate(zip(values, batch, strict=True), start=1)
+                ]
             except ServiceError as error:
                 reason = for_message(str(error))
                 if error.wait is None:
@@ -131,14 +134,6 @@ class HttpRule:
             got = f"{len(values)} verdicts" if isinstance(values, list) else shown(found)
             raise ServiceError(f"it returned {got} for {len(batch)} responses; a list of one each is needed")
         return values
-
-    def _verdict(self, value: object, row: int, batch: Sequence[Sample]) -> Verdict:
-        try:
-            return verdict_of(value)
-        except ValueError as error:
-            return Verdict(
-                "crashed", error=f"{self.url} for row {row + 1} of {len(batch)}, {batch[row].named}: {error}"
-            )
 
 
 def retry_after(header: str | None) -> float:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from trimtab.data import Sample
-from trimtab.grading.verdicts import FACTS, Verdict, WorkerCall, facts, plain_result, verdict_of
+from trimtab.grading.verdicts import FACTS, Verdict, WorkerCall, facts, plain_result, verdict_or_crash
 from trimtab.own_parts import PREFIX, OwnPartError, load_part, location, own_traceback
 from trimtab.text import shown
 from trimtab.workers import WorkerLimits, WorkerResult, redirected
@@ -144,14 +144,10 @@ class PythonRule:
                 )
                 return [Verdict("crashed", error=message)] * len(samples)
             values = list(value)
-        return [self._verdict(each, row, samples) for row, each in enumerate(values)]
-
-    def _verdict(self, value: object, row: int, samples: Sequence[Sample]) -> Verdict:
-        try:
-            return verdict_of(value)
-        except ValueError as error:
-            which = f"row {row + 1} of {len(samples)}, " if self.call.batched else ""
-            return Verdict("crashed", error=f"{self.name} for {which}{samples[row].named}: {error}")
+        return [
+            verdict_or_crash(each, f"{self.name} for {f'row {row} of {len(samples)}, ' * self.call.batched}", sample)
+            for row, (each, sample) in enumerate(zip(values, samples, strict=True), start=1)
+        ]
 
 
 def load_python_rule(name: str, options: Mapping[str, Any] | None = None) -> PythonRule:

@@ -51,6 +51,12 @@ class Verdict:
         if self.score is not None and not is_score(self.score):
             raise ValueError(f"the score of a verdict is {shown(self.score)}; it must be {SCORE}, or None")
 
+    def as_row(self) -> dict[str, Any]:
+        """Return the verdict as a JSON object."""
+        row = {"kind": self.kind, "extracted": self.extracted, "seconds": round(self.seconds, 6)}
+        row |= {} if self.score is None else {"score": self.score}
+        return row | ({"error": self.error} if self.error else {})
+
     @property
     def value(self) -> float:
         """The number that a rule stands for: its score, else 1 for a correct response and 0 for any other."""
@@ -88,6 +94,14 @@ def verdict_of(value: object) -> Verdict:
     if isinstance(value, Mapping) and "kind" in value and not value.keys() - {"kind", "score", "extracted"}:
         return Verdict(value["kind"], _text(value.get("extracted")), score=_python_number(value.get("score")))
     raise ValueError(f"{shown(value)} is no verdict: return {RETURNS}")
+
+
+def verdict_or_crash(value: object, who: str, sample: Sample) -> Verdict:
+    """Return the verdict that a result stands for; of one that stands for none, a crash of `who` gave it."""
+    try:
+        return verdict_of(value)
+    except ValueError as error:
+        return Verdict("crashed", error=f"{who}{sample.named}: {error}")
 
 
 def plain_result(value: object) -> Any:

@@ -349,10 +349,7 @@ def _batches(generations: Iterable[Generation]) -> Iterator[list[Generation]]:
 
 def _row(key: SampleKey, verdict: Verdict, rule: str) -> dict[str, Any]:
     benchmark, problem, sample = key
-    row = {"benchmark": benchmark, "problem": problem, "sample": sample, "rule": rule}
-    row |= {"kind": verdict.kind, "extracted": verdict.extracted, "seconds": round(verdict.seconds, 6)}
-    row |= {} if verdict.score is None else {"score": verdict.score}
-    return row | ({"error": verdict.error} if verdict.error else {})
+    return {"benchmark": benchmark, "problem": problem, "sample": sample, "rule": rule, **verdict.as_row()}
 
 
 def _unboxed(answer: str) -> str:

@@ -112,13 +112,9 @@ class Watch:
         """Stop watching: from now on processes may end."""
         self._ended.set()
 
-    def post_failure(self, text: str) -> None:
-        """Tell the others why this process ends."""
-        self.notices.post(f"failed/{self.rank}", text)
-
-    def post_left(self) -> None:
-        """Tell the others that this process ends because another one has."""
-        self.notices.post(f"left/{self.rank}", "left")
+    def post(self, kind: str, text: str) -> None:
+        """Tell the others why this process ends: because it `failed`, or because another one has and it `left`."""
+        self.notices.post(f"{kind}/{self.rank}", text)
 
     def reason(self) -> str | None:
         """Return which process is lost and why, waiting a little for that news; None if nothing is known."""

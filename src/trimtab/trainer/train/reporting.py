@@ -30,8 +30,8 @@ class SampleText:
     reward: float
 
 
-class Reporter(Protocol):
-    """Shows the progress of a run."""
+class Reporter:
+    """Shows the progress of a run. This one shows nothing: it is that of every process but rank 0."""
 
     def message(self, text: str) -> None:
         """Show a message."""
@@ -44,22 +44,6 @@ class Reporter(Protocol):
 
     def close(self) -> None:
         """End the display."""
-
-
-class SilentReporter:
-    """Shows nothing: the reporter of every process but rank 0."""
-
-    def message(self, text: str) -> None:
-        """Show nothing."""
-
-    def warm(self, step: int, steps: int, loss: float) -> None:
-        """Show nothing."""
-
-    def step(self, step: int, steps: int, metrics: Mapping[str, float], samples: Sequence[SampleText] = ()) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def announce_stop(reporter: Reporter) -> Callable[[int], None]:

@@ -38,7 +38,7 @@ from trimtab.trainer.train.metrics import (
 )
 from trimtab.trainer.train.prompts import check_tasks
 from trimtab.trainer.train.recording import start_recording
-from trimtab.trainer.train.reporting import Loggers, Reporter, SilentReporter, announce_stop
+from trimtab.trainer.train.reporting import Loggers, Reporter, announce_stop
 from trimtab.trainer.train.rollouts import evaluate
 from trimtab.trainer.train.run_folder import MetricsLog, RunFolder
 from trimtab.trainer.train.run_state import environment
@@ -256,7 +256,7 @@ class Run:
         if taken := self.trainer.together(run_state.load_start, self.progress):
             self.reporter.message(taken)
         cache = self._warm_cache()
-        self.trainer.tell(warm_start, cache, SilentReporter())
+        self.trainer.tell(warm_start, cache, Reporter())
         with self.trainer.timed("time/warm_start"):
             warm_start(self.trainer, cache, self.reporter)
         if not self.config.warm_start.steps:  # there was none

@@ -24,7 +24,7 @@ from trimtab.trainer.model.packed import packed_hidden_states, use_packed_attent
 from trimtab.trainer.parallel import World, is_split, join_world, local_tensor, whole_tensor
 from trimtab.trainer.sampling import NativeSampler, PagedSampler
 from trimtab.trainer.train.loop import follow_run, train
-from trimtab.trainer.train.reporting import SilentReporter
+from trimtab.trainer.train.reporting import Reporter
 from trimtab.trainer.train.run import Run
 from trimtab.trainer.train.run_folder import RunFolder
 
@@ -69,7 +69,7 @@ class Job:
             update_module.AdamW = plain_sgd
         try:
             if world.leads:
-                train(Run(self.config(), RunFolder(path), SilentReporter(), self.resume, None, world))
+                train(Run(self.config(), RunFolder(path), Reporter(), self.resume, None, world))
             else:
                 follow_run(self.config(), world)
         finally:
