@@ -25,12 +25,13 @@ from helpers.engines.verl_batches import TOKENIZER, nested, random_batch
 from helpers.engines.verl_configs import changed
 from helpers.engines.verl_runs import run, write_inputs
 from helpers.insight.exact_plans import assert_plans_come_again
+from trimtab.data import rollout_ids
 from trimtab.engines import AGENT_LOOP_KEY, AGENT_STATS, OWN_AGENT_LOOP
 from trimtab.engines.options import EngineOptions
 from trimtab.engines.verl import agents
 from trimtab.engines.verl.agents import TrimtabAgentLoop
 from trimtab.engines.verl.options import check_config, read_options
-from trimtab.engines.verl.planning import places, plan_step, rollout_ids
+from trimtab.engines.verl.planning import places, plan_step
 from trimtab.engines.verl.trainer import TrimtabRayTrainer, agent_metrics, record_step, start_recording
 from trimtab.record import open_run
 from trimtab.trainer.config import build_objective
@@ -187,7 +188,7 @@ def test_the_settings_of_the_page_are_settings() -> None:
 
 def test_means_over_responses_are_over_rollouts_of_verls_keys() -> None:
     rows = places(["a-b_0_0", "a-b_0_1", "a-b_1_0", "c_0_0", "c_0_1", "c_0_2", "c_1_0", "pad_0_0"])
-    ids = rollout_ids(rows)
+    ids = rollout_ids([row.prompt for row in rows], [row.rollout for row in rows])
     assert ids == [0, 0, 1, 2, 2, 2, 3, 4]
     data = random_batch(3)
     grpo = tt.objective("grpo(aggregation=seq-mean-token-sum)")
@@ -239,7 +240,8 @@ def test_a_step_with_branches_has_as_many_updates_as_without(monkeypatch: pytest
 
 def test_records_have_the_branches_and_a_replay_makes_the_same_plans(tmp_path: Path) -> None:
     rows = places(["a_0_0", "a_0_1", "a_1_0", "b_0_0", "b_0_1", "b_0_2", "b_1_0", "pad_0_0"])
-    data, ids = random_batch(5), rollout_ids(rows)
+    data = random_batch(5)
+    ids = rollout_ids([row.prompt for row in rows], [row.rollout for row in rows])
     data["rm_scores"] = nested([torch.ones(len(mask)) for mask in data["response_mask"].unbind()])
     data["uid"] = np.array([row.prompt for row in rows], dtype=object)
     data["reward_model"] = np.array([{"ground_truth": "2"}] * 8, dtype=object)

@@ -87,33 +87,28 @@ def load_benchmark(
     `columns` are the names of the columns of a file of the user's own, which is its own benchmark.
     """
     benchmark = find_benchmark(name)
-    if name not in BENCHMARKS:
-        return _own_file(benchmark, suffix, rule, columns or {})
-    source = benchmark.hub if data is None else str(find_file(benchmark, data))
-    task = _read(benchmark, source, suffix, hub=data is None)
-    problems = [replace(problem, rule=rule) for problem in task.problems]
-    # The rows are read a second time for their locations; 1,319 rows at most, and the task readers keep none.
-    config = "main" if name == "gsm8k" and data is None else None
-    locations = [location for location, _ in read_rows(source, benchmark.split, config)]
+    if name in BENCHMARKS:
+        source = benchmark.hub if data is None else str(find_file(benchmark, data))
+        task = _read(benchmark, source, suffix, hub=data is None)
+        problems = [replace(problem, rule=rule) for problem in task.problems]
+    else:
+        problems = list(_own_file(name, suffix, rule, columns or {}).problems)
     ids = _ids(benchmark, problems)
-    loaded = [BenchmarkProblem(name, *columns) for columns in zip(ids, locations, problems, strict=True)]
+    loaded = [
+        BenchmarkProblem(name, key, problem.location, problem) for key, problem in zip(ids, problems, strict=True)
+    ]
     for item in loaded:
-        _check_answer(item)
+        if name in BENCHMARKS or rule in BOX_RULES:  # any other rule may want an answer of any form
+            _check_answer(item)
     return loaded
 
 
-def _own_file(benchmark: Benchmark, suffix: str, rule: str, columns: Mapping[str, str]) -> list[BenchmarkProblem]:
+def _own_file(path: str, suffix: str, rule: str, columns: Mapping[str, str]) -> FixedTask:
     try:
-        problems = read_file(benchmark.name, rule=rule, suffix=suffix, columns=columns).problems
+        return read_file(path, rule=rule, suffix=suffix, columns=columns)
     except ValueError as error:  # `eval` has no recipe
         advice = "name your columns with --columns prompt=question,answer=result"
         raise ValueError(str(error).replace(NAME_COLUMNS, advice)) from None
-    ids = _ids(benchmark, problems)
-    loaded = [BenchmarkProblem(benchmark.name, key, p.location, p) for key, p in zip(ids, problems, strict=True)]
-    for item in loaded:
-        if rule in BOX_RULES:  # any other may want an answer of any form
-            _check_answer(item)
-    return loaded
 
 
 def find_file(benchmark: Benchmark, data: Path) -> Path:
@@ -148,7 +143,8 @@ def _listed_answers(benchmark: Benchmark, source: str, suffix: str) -> FixedTask
         answers = parts if isinstance(parts, list) else []
         if not answers or not all(isinstance(part, str) and part.strip() for part in answers):
             raise ValueError(f"{location}: `{benchmark.answer}` is {parts!r:.60}; it must be a list of answers")
-        problems.append(Problem(user(question + suffix), ", ".join(answers), "math", benchmark.name))
+        prompt, answer = user(question + suffix), ", ".join(answers)
+        problems.append(Problem(prompt, answer, "math", benchmark.name, location=location))
     return FixedTask(benchmark.name, tuple(problems))
 
 

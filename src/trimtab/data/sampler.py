@@ -281,7 +281,7 @@ def by_rollout(samples: Sequence[Sample]) -> list[list[Sample]]:
     return list(rollouts.values())
 
 
-def rollout_ids(groups: Iterable[int], samples: Iterable[int]) -> list[int]:
+def rollout_ids(groups: Iterable[int | str], samples: Iterable[int]) -> list[int]:
     """Return ids of the rollouts that responses belong to: those of one sample of one group."""
-    ids: dict[tuple[int, int], int] = {}
+    ids: dict[tuple[int | str, int], int] = {}
     return [ids.setdefault(pair, len(ids)) for pair in zip(groups, samples, strict=True)]

@@ -251,12 +251,6 @@ def places(keys: Sequence[str]) -> list[Place]:
     return [Place(prompt, int(rollout), int(branch)) for prompt, rollout, branch in parts]
 
 
-def rollout_ids(rows: Sequence[Place]) -> list[int]:
-    """Return an id of the rollout that each row is of."""
-    ids: dict[tuple[str, int], int] = {}
-    return [ids.setdefault((row.prompt, row.rollout), len(ids)) for row in rows]
-
-
 def _per_response(rows: Sequence[list[int]], plans: Sequence[Plan]) -> dict[str, Tensor]:
     """Return the update of each response and the tokens in its mini-batch, in verl's order of rows."""
     update = torch.empty(sum(map(len, rows)), dtype=torch.int64)

@@ -24,7 +24,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import validate_config
 from verl.utils.debug import marked_timer
 
-from trimtab.data import Problem, Response, Sample
+from trimtab.data import Problem, Response, Sample, rollout_ids
 from trimtab.engines import AGENT_STATS, OWN_AGENT_LOOP
 from trimtab.engines.agents import most_have_failed, rollout_metrics, start_agents
 from trimtab.engines.common import (
@@ -49,7 +49,6 @@ from trimtab.engines.verl.planning import (
     fields_read,
     places,
     plan_step,
-    rollout_ids,
 )
 from trimtab.objectives import Objective
 from trimtab.own_parts import module_folders
@@ -163,7 +162,9 @@ class TrimtabRayTrainer(PPOTrainerSync):
         rows = places(batch.keys)
         # Other agent loops too may return several outputs.
         branched = rows if self._has_agent() or any(row.branch for row in rows) else None
-        rollouts = None if branched is None else rollout_ids(rows)
+        rollouts = (
+            None if branched is None else rollout_ids([row.prompt for row in rows], [row.rollout for row in rows])
+        )
         planned = plan_step(self.objective, data, size, ranks, self.tokenizer, recorded, rollouts)
         metrics.update(planned.metrics)
         self._count_missing(batch, metrics)
