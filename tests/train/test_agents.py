@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import os
 import select
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from helpers.parallel.thread_ranks import train_ranks, use_sgd
 from helpers.train import own_agents
@@ -37,9 +35,7 @@ from trimtab.record import open_run
 from trimtab.trainer.train import RunStoppedError
 from trimtab.trainer.train.agents import samples_of
 from trimtab.trainer.train.loop import train
-from trimtab.trainer.train.rollouts import collect_rollouts, sampled_by_others
-from trimtab.trainer.train.scoring import score_responses, transcripts_of
-from trimtab.trainer.train.trainer import RunProgress, build_trainer
+from trimtab.trainer.train.rollouts import sampled_by_others
 
 SECONDS = 60.0  # that a test waits for a process before it fails
 AGENT = "python:helpers.train.own_agents:"
@@ -443,45 +439,6 @@ def test_the_overlong_penalty_is_about_all_branches_together() -> None:
     for each in other:
         each.response = replace(each.response, sample=1)
     assert sampled_by_others([*samples, *other]) == [5, 2, 0]
-
-
-def with_reply(sample: Sample) -> Sample:
-    """A sample one of whose tokens a tool wrote, whatever the untrained model has said."""
-    response = sample.response
-    if response.observed or response.num_sampled < 3:
-        return sample
-    return replace(sample, response=replace(response, logp=response.logp[1:], observed=((1, 2),)))
-
-
-def test_the_same_tokens_from_an_agent_and_from_tools_give_the_same_plan_and_loss() -> None:
-    changes = {
-        "model.path": '"demo-tools"', "task.family": '"product"', "task.calls": "1.0", "tools.use": '["calculator"]',
-        "rollout.max_turns": "2", "rollout.max_new_tokens": "24", "rollout.max_observation_tokens": "16",
-        "warm_start.steps": "0", "reward.overlong_buffer": "24",
-    }  # fmt: skip
-    trainer = build_trainer(recipe(changes))
-    try:
-        samples = [with_reply(each) for each in collect_rollouts(trainer, RunProgress()).responses]
-        agents = []
-        for number, each in enumerate(samples):
-            each.reward = float(number % 3)
-            made, ended = Branch(list(each.prompt), each.response, [], (0,)), AgentRun("returned", 1.0, each.reward)
-            (one,) = samples_of(each.problem, each.group, each.response.sample, ended, sealed(made))
-            one.reward = each.reward
-            agents.append(one)
-        assert any(each.response.observed for each in samples)
-        results = []
-        for found in (samples, agents):
-            batch = score_responses(trainer, found, transcripts_of(found))
-            plan = trainer.objective.plan(batch)
-            result, grad = trainer.objective.loss_and_grad(batch.old_logp, plan)
-            results.append((batch, plan.scale, result.loss, grad))
-        (batch, *numbers), (other_batch, *other_numbers) = results
-        assert batch.rollout is None and other_batch.rollout is not None
-        assert torch.equal(batch.advantage, other_batch.advantage)
-        assert all(map(torch.equal, numbers, other_numbers)) and math.isfinite(float(numbers[1]))
-    finally:
-        trainer.close()
 
 
 def _texts(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import subprocess
@@ -11,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+from helpers.train.bad_tools import Game
 from trimtab.data import FixedTask, Problem, Split, user
 
 NOTES = "TRIMTAB_TEST_NOTES"  # a named pipe, into which agents write lines
@@ -71,6 +73,35 @@ def greedy_for_tokens(problem: Problem, client: Any) -> float:
     """Ask until the budget is used up."""
     while True:
         client.chat.completions.create(model="policy", messages=_messages(problem), max_tokens=2)
+
+
+GUESS = {
+    "type": "function",
+    "function": {
+        "name": "guess",
+        "description": "Guess the number.",
+        "parameters": {
+            "type": "object",
+            "properties": {"number": {"type": "string", "description": "A whole number."}},
+            "required": ["number"],
+        },
+    },
+}
+
+
+def play(problem: Problem, client: Any) -> float:
+    """Play `Game` as an agent: what trimtab does with an environment, in three turns."""
+    game, messages = Game(), _messages(problem)
+    for _ in range(3):
+        reply = client.chat.completions.create(model="policy", messages=messages, tools=[GUESS])
+        message = reply.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            break
+        for call in message.tool_calls:
+            text = game.guess(**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "name": "guess", "content": text})
+    return game.reward(None)
 
 
 def process_id(problem: Problem, client: Any) -> float:
