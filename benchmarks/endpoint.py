@@ -2,7 +2,8 @@
 
 `endpoint.py --out FILE` samples with the native sampler from a demo model. Agents are in a process of their own, each
 with one rollout after another of `--turns` requests. Their client is either a bare socket, so that it does not take the
-processor from the server, or the openai package. The server's time is that of its thread.
+processor from the server, or the openai package. Times per request are of the processor: the server's is that of its
+thread, and the sampler's that of the thread that samples. Requests per second depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -78,13 +79,17 @@ class Measured:
         # A later turn's prompt holds the ones before.
         prompts = [self.tokenizer.encode(question(n)) * (2 * (n % turns) + 1) for n in range(rollouts * turns)]
         options = SamplingOptions(1, MAX_TOKENS, batch_size=agents)
-        begun = time.perf_counter()
+        begun, before = time.perf_counter(), time.thread_time()
         tokens = 0
         for first in range(0, len(prompts), agents):
             batch = [PromptTokens(ids, first + k) for k, ids in enumerate(prompts[first : first + agents])]
             tokens += sum(len(group[0].tokens) for group in self.sampler.sample(batch, 0, options))
-        seconds = time.perf_counter() - begun
-        return {"requests_per_second": len(prompts) / seconds, "tokens_per_second": tokens / seconds}
+        seconds, cpu = time.perf_counter() - begun, time.thread_time() - before
+        return {
+            "requests_per_second": len(prompts) / seconds,
+            "tokens_per_second": tokens / seconds,
+            "sampler_ms_per_request": 1e3 * cpu / len(prompts),
+        }
 
     def through_endpoint(self, kind: str, agents: int, rollouts: int, turns: int) -> dict[str, float]:
         """Let agents ask through the endpoint."""
@@ -99,7 +104,7 @@ class Measured:
             process.start()
             ours.recv()  # it has imported what it needs
             clock = time.pthread_getcpuclockid(endpoint.thread_ident)
-            before, self.rows = time.clock_gettime(clock), []
+            before, sampler_before, self.rows = time.clock_gettime(clock), time.thread_time(), []
             done: list[float] = []
 
             def wait() -> None:
@@ -110,6 +115,7 @@ class Measured:
             waiting.start()
             ours.send(None)
             self.sampler.serve(endpoint.requests, SamplingOptions(1, 1, batch_size=agents))
+            sampler_cpu = time.thread_time() - sampler_before
             waiting.join()
             cpu = time.clock_gettime(clock) - before
             process.join()
@@ -121,6 +127,7 @@ class Measured:
             "requests_per_second": requests / done[0],
             "tokens_per_second": tokens / done[0],
             "server_ms_per_request": 1e3 * cpu / requests,
+            "sampler_ms_per_request": 1e3 * sampler_cpu / requests,
             "batch_filled": fmean(self.rows) / agents,
             "merged_share": sum(each.stats.merged for each in sealed) / requests,
         }

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import agent_tables
 import diagrams
 import engine_tables
 import gpu_tables
@@ -315,6 +316,11 @@ def tools_page() -> str:
     return filled("docs/tools.md", {"learned": tool_pages.learned, "latency": gpu_tables.slow_tools})
 
 
+def agents_page() -> str:
+    """docs/agents.md with what the recipe learns and what the endpoint costs filled in."""
+    return filled("docs/agents.md", {"learned": agent_tables.learned, "overhead": agent_tables.overhead})
+
+
 def own_parts_page() -> str:
     """docs/own-parts.md with the functions of the example's file filled in."""
     parts: list[list[str]] = [["gentle"], ["calm"], ["above_mean"], ["doubling", "near", "brief"], ["Warmer"]]
@@ -333,6 +339,7 @@ def own_part(*names: str) -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "README.md": lambda: filled("README.md", {"picture": laboratory_pages.readme}),
+    "docs/agents.md": agents_page,
     "docs/acting-on-an-alarm.md": lambda: filled("docs/acting-on-an-alarm.md", {}),
     "docs/alarms.md": alarms_page,
     "docs/choosing.md": lambda: filled("docs/choosing.md", {}),

@@ -83,6 +83,7 @@ def test_the_limits_are_those_of_the_server() -> None:
         "seconds for a request to arrive": int(limits.body_seconds),
     }.items():
         assert row(words)[1] == f"{value:,}"
+    assert row("open connections of all rollouts")[1].startswith(f"{limits.max_connections:,}, or a quarter of")
     assert row("seconds of a rollout")[1] == f"`agent.timeout`, {AgentConfig().timeout:g}"
 
 

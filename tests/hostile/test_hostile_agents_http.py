@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import resource
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,6 +17,7 @@ import pytest
 from helpers.agents.asking import USER, ask, client, post, raw, serving
 from helpers.agents.fake_sampler import FakeSampler
 from trimtab.agents import Endpoint, Session
+from trimtab.agents.connections import connections_allowed
 
 KEPT = 48 << 20  # bytes that the process may have more after thousands of requests than after the first
 BODY = json.dumps({"messages": USER}).encode()
@@ -150,6 +153,32 @@ def test_clients_that_do_not_read_their_answers_disturb_nobody(
             connections.enter_context(raw(endpoint, session, BODY, headers="x-stainless-retry-count: 0\r\n"))
         assert post(endpoint, session).status_code == 200
     assert session.seal().stats.error == ""
+
+
+def test_connections_that_are_left_open_cost_neither_files_nor_other_requests() -> None:
+    with (
+        serving(max_connections=20) as (endpoint, sampler),
+        ExitStack() as connections,
+        ThreadPoolExecutor() as threads,
+    ):
+        session, other = endpoint.open(1, 100), endpoint.open(2, 100)
+        sampler.free.clear()
+        asking = threads.submit(post, endpoint, other)
+        sampler.wait_for(1)
+        idle = [connections.enter_context(connect(endpoint)) for _ in range(100)]
+        for each in idle[:81]:  # the oldest are closed; with the one that waits for its answer, twenty stay
+            assert each.recv(1) == b""
+        sampler.free.set()
+        assert asking.result().status_code == 200
+        assert ask(client(endpoint, other)).choices[0].message.content == "7"
+        idle[-1].sendall((GET + b"\r\n").replace(b"KEY", session.api_key.encode()))
+        assert idle[-1].recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_server_has_no_more_than_a_quarter_of_the_files_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1_024, 4_096))
+    assert connections_allowed(4_096) == 256
+    assert connections_allowed(100) == 100
 
 
 def resident() -> int:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.agents.chat_replies import models, one_model
 from trimtab.agents.chat_requests import RequestError, parse_request
 from trimtab.agents.chat_tokens import ChatTokens
+from trimtab.agents.connections import bounded_protocol, connections_allowed
 from trimtab.agents.endpoint_limits import EndpointLimits
 from trimtab.agents.request_queue import RequestQueue
 from trimtab.agents.session import Job, Session, sealed_error
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 RETRY = "x-stainless-retry-count"  # sent by the openai packages of all languages
 MAX_SEALED = 100_000  # keys that are known as those of sealed rollouts
 MAX_DISCARDED = 256 << 20  # bytes of a body that are read and dropped, so that its client gets to read the refusal
-MAX_CONNECTIONS = 4_096
+BACKLOG = 2_048  # connections that wait to be accepted
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed as it is used again
 STOP_SECONDS = 10.0
 THREADS = 4  # that render and tokenize
@@ -55,7 +56,7 @@ class Endpoint:
         # Named as TCP, or asyncio leaves Nagle's algorithm on, and an answer takes 40 ms.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
-        self._socket.listen(2_048)
+        self._socket.listen(BACKLOG)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
         self._server = self._make_server()
         self._thread = threading.Thread(target=self._run, name="trimtab-endpoint", daemon=True)
@@ -64,8 +65,11 @@ class Endpoint:
     def _make_server(self) -> Any:
         import uvicorn
 
+        most = connections_allowed(self.limits.max_connections)
         config = uvicorn.Config(
             self._app(),
+            http=bounded_protocol(most),
+            backlog=min(most, BACKLOG),
             lifespan="off",
             ws="none",
             access_log=False,
@@ -74,7 +78,6 @@ class Endpoint:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=1,
         )

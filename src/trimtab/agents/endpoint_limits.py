@@ -22,5 +22,6 @@ class EndpointLimits:
     max_depth: int = 64
     max_requests: int = 1_024  # of a rollout
     max_waiting: int = 256  # of a rollout at a time
+    max_connections: int = 4_096  # of all rollouts; a quarter of the files that the process may open, if less
     rejoin_seconds: float = 2.0
     body_seconds: float = 60.0  # for a request to arrive
