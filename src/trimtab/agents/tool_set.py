@@ -135,7 +135,9 @@ class ToolCatalog:
             self._add(tool, function_schema(function, name))
             self._functions[tool] = name
         else:
-            raise ValueError(f"there is no tool {shown(name)}: {nearest(name, BUILT_IN)}, or python:MODULE:NAME")
+            raise ValueError(
+                f"there is no tool {shown(name)}: {nearest(name, BUILT_IN)} (one of your own: python:MODULE:NAME)"
+            )
 
     def _add_environment(self, name: str) -> None:
         if not is_own(name):

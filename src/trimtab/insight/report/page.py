@@ -68,8 +68,6 @@ def write_report(
     if tests:
         if len(folders) > 1 or tuple(compared) != COMPARED_OBJECTIVES or steps:
             raise ValueError(f"{tests[0]} holds a stress test, whose report has no other runs, objectives or steps")
-        from trimtab.insight.report.page import stress_page_data  # here: `train` starts without it
-
         (title, data), blocks = stress_page_data(tests[0]), list[str]()
     else:
         title, data, blocks = page_data(ReportRequest(folders, tuple(compared), tuple(steps)), progress)

@@ -214,7 +214,7 @@ def _recorded_objective(run: RunFiles, notes: list[str]) -> Objective | None:
         return None
     try:
         return recorded_objective(dict(run.records.manifest.objective))
-    except (RecordError, ValueError, LookupError, TypeError) as error:
+    except RecordError as error:
         notes.append(f"{error}: gradient norms and entropy changes are not known")
         return None
 

@@ -44,7 +44,11 @@ class TaskConfig(Section):
     @field_validator("environment")
     @classmethod
     def _check_environment(cls, value: str | None) -> str | None:
-        return value if value is None else check_environment(value)
+        if value is not None:
+            from trimtab.agents import ToolCatalog
+
+            ToolCatalog(environment=value)
+        return value
 
     @field_validator("rule", check_fields=False)
     @classmethod
@@ -261,16 +265,9 @@ class ToolsConfig(Section):
     def _check_use(cls, value: list[str]) -> list[str]:
         if len({*value}) < len(value):
             raise ValueError(f"{shown(value)} names a tool twice")
-        if not value:
-            return value
         from trimtab.agents import BUILT_IN, ToolCatalog
 
-        for name in value:
-            if not is_own(name) and name not in BUILT_IN:
-                raise ValueError(f"{shown(name)}: {nearest(name, BUILT_IN)} (one of your own: python:MODULE:NAME)")
-            if is_own(name) and inspect.isclass(load_part(name)):
-                raise ValueError(f"{shown(name)} is a class: a tool is a function, and an environment task.environment")
-        if any(map(is_own, value)):  # of built-in tools there is nothing to find, and schemas import transformers
+        if {*value} - BUILT_IN.keys():  # of built-in tools there is nothing to find, and schemas import transformers
             ToolCatalog(value)
         return value
 
@@ -330,18 +327,6 @@ class AgentConfig(Section):
         if self.run is not None and self.command:
             raise ValueError(f"run = {shown(self.run)} and command = {shown(self.command)}: set one of them")
         return self
-
-
-def check_environment(name: str) -> str:
-    """Return the name of an environment, or raise if it is not a class whose methods can be tools."""
-    if not is_own(name):
-        raise ValueError(f"{shown(name)}: an environment is a class of your own, python:MODULE:NAME")
-    if not inspect.isclass(load_part(name)):
-        raise ValueError(f"{shown(name)} is no class: an environment is one, and functions belong in tools.use")
-    from trimtab.agents import ToolCatalog
-
-    ToolCatalog(environment=name)
-    return name
 
 
 def _load_rule(rule: str, options: Mapping[str, Any] | None = None) -> None:
