@@ -1,7 +1,7 @@
 """Generated arithmetic: sums, differences, products, chains and small word problems, each with a worked solution.
 
 Each index has its own random generator. A hash of the question's text decides whether it belongs to the training or
-the test split, so the two never share a question, whatever their seeds and prompt forms.
+the test split, so the two never share a question, with any seeds and prompt forms.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Arithmetic:
 
     @property
     def name(self) -> str:
-        """Return family and difficulty: digits, and terms where the family has them."""
+        """Return family and difficulty: digits, and terms if the family has them."""
         # The name is part of every seed: changing it changes every problem.
         fewest = "" if self.min_terms is None else f"{self.min_terms}-"
         terms = f"x{fewest}{self.terms}" if self.family in LONG_FAMILIES else ""

@@ -149,7 +149,7 @@ def _listed_answers(benchmark: Benchmark, source: str, suffix: str) -> FixedTask
 
 
 def _ids(benchmark: Benchmark, problems: Sequence[Problem]) -> list[str]:
-    """Return the file's own ids (`extra_info.index`) where all are there and unique, else numbers."""
+    """Return the file's own ids (`extra_info.index`) if all are there and unique, else numbers."""
     # Stored samples and random seeds go by the id, so it must not depend on which problems are evaluated.
     own = [problem.extra.get("index") for problem in problems]
     if all(isinstance(name, str | int) for name in own) and len(set(map(str, own))) == len(own):

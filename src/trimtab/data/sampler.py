@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class SamplingOptions:
     """How to sample: `samples` responses per prompt, at most `batch_size` sequences at one time.
 
-    `temperature` 0 is greedy and `top_k` 0 keeps the whole vocabulary. A response depends on (seed, step, prompt
-    number, sample number) alone, not on what else is in the batch.
+    `temperature` 0 is greedy and `top_k` 0 keeps the whole vocabulary. A response depends only on (seed, step,
+    prompt number, sample number), not on what else is in the batch.
     """
 
     samples: int

@@ -23,7 +23,7 @@ OutputLine = Callable[[], list[Verdict]] | dict[str, Any]  # what waits for the 
 
 
 def grade_lines(lines: Iterable[bytes], out: TextIO, rule: str, on_error: Callable[[str], None]) -> int:
-    """Grade every line as it arrives, by `rule` where it names none; return how many could not be graded.
+    """Grade every line as it arrives, by `rule` if it names none; return how many could not be graded.
 
     Those are lines that cannot be read, and lines whose rule failed.
     """

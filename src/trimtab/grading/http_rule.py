@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ServiceError(Exception):
-    """A request that got no verdicts; `wait` is the server's Retry-After, None where a retry cannot help."""
+    """A request that got no verdicts; `wait` is the server's Retry-After, None if a retry cannot help."""
 
     def __init__(self, message: str, wait: float | None = None) -> None:
         super().__init__(message)

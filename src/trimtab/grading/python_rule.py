@@ -151,7 +151,7 @@ class PythonRule:
 
 
 def load_python_rule(name: str, options: Mapping[str, Any] | None = None) -> PythonRule:
-    """Load and check a rule of the user's own; whatever is wrong with it is an `OwnPartError`."""
+    """Load and check a rule of the user's own; a mistake in it is an `OwnPartError`."""
     function = load_part(name)
     call = getattr(function, "__trimtab_rule__", RuleCall())
     if ":" not in name.removeprefix(PREFIX):  # registered in this process, of which workers know nothing

@@ -1,4 +1,4 @@
-"""Rules that look at a response alone, for rewards beside the truth: its format, its length, its language.
+"""Rules that only look at a response, for rewards beside the truth: its format, its length, its language.
 
 Each is a dataclass: its fields are the options of a recipe's `[reward.terms.NAME]`, checked when it is made.
 """
@@ -71,7 +71,7 @@ class LengthRule:
 
 @dataclass(frozen=True)
 class LanguageRule:
-    """`language`: the share of the letters that are of one of the `scripts`; 1 where there are no letters."""
+    """`language`: the share of the letters that are of one of the `scripts`; 1 if there are no letters."""
 
     scripts: Sequence[str]
 

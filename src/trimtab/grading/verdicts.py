@@ -31,7 +31,7 @@ MAX_EXCERPT = 200  # characters of a response that an error names
 class Verdict:
     """How a response was graded, the answer extracted from it (shortened), and the seconds it took.
 
-    `no_answer`: the rule found no answer. `ambiguous`: several answers where one was wanted. `too_costly`: comparing
+    `no_answer`: the rule found no answer. `ambiguous`: several answers although one was wanted. `too_costly`: comparing
     the answer exceeds the limits. `crashed`: the grader failed, which says nothing about the response; `error` says
     how. A `score` is the reward in place of the one that a recipe gives to the kind.
     """
@@ -80,7 +80,7 @@ def make_verdict(kind: VerdictKind, extracted: str | None = None) -> Verdict:
 
 
 def verdict_of(value: object) -> Verdict:
-    """Return the verdict that the result of a user's rule stands for; ValueError where it stands for none."""
+    """Return the verdict that the result of a user's rule stands for; ValueError if it stands for none."""
     value = _python_number(value)
     if isinstance(value, Verdict):
         return value

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_ENTRIES = 64  # observations, and calls, of one response
 MAX_TEXT = 4_000  # characters of one observation, or of the arguments of one call
 MAX_TEXTS = 32_000  # characters of all of them in one response
-MAX_NAME = 100  # characters: where there is no such tool the name is the model's
+MAX_NAME = 100  # characters: if there is no such tool, the name is the model's
 
 Seconds = Annotated[Finite, Field(ge=0)]
 T = TypeVar("T")
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """A call that the message number `turn` of the policy made, from 0. `arguments` is JSON, cut where it is long."""
+    """A call that the message number `turn` of the policy made, from 0. `arguments` is JSON, cut if it is long."""
 
     turn: Count
     tool: str

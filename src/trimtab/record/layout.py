@@ -177,7 +177,7 @@ def _validated(adapter: TypeAdapter[T], table: Any, path: Path, name: str) -> T:
 
 def json_with_digest(table: Mapping[str, Any]) -> str:
     """Return a table as JSON with the SHA-256 of its own contents."""
-    # Sorted keys make the text, and so the digest, a function of the contents alone.
+    # Sorted keys make the text, and so the digest, a function of the contents only.
     text = json.dumps(table, sort_keys=True, allow_nan=False)
     return json.dumps({**table, "sha256": digest(text.encode())}, sort_keys=True, allow_nan=False, indent=1) + "\n"
 

@@ -62,7 +62,7 @@ class Records:
         wanted = [n for n in self.steps if (first is None or n >= first) and (last is None or n <= last)]
         for number in wanted[::every]:
             try:
-                # Checked here: a damaged step is skipped, and is no error in the middle of the caller's work.
+                # Checked here: a damaged step is skipped, and is not an error in the middle of the caller's work.
                 yield self.step(number)
             except RecordError as error:
                 warnings.warn(f"{error}; step {number} is left out", RecordWarning, stacklevel=2)

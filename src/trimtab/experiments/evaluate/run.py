@@ -82,7 +82,7 @@ def evaluate(options: EvalOptions, progress: EvalProgress) -> EvalResult:
     settings, problems = prepare(options)
     folder = options.folder
     if options.resume:
-        folder.settings()  # raises where there is nothing to resume
+        folder.settings()  # raises if there is nothing to resume
     progress.message(settings.describe())
     with locked(folder.path):
         _warn_of_other_machine(folder, settings, progress.message)  # before `open` replaces the stored settings
@@ -93,7 +93,7 @@ def evaluate(options: EvalOptions, progress: EvalProgress) -> EvalResult:
 
 
 def grade_evaluation(folder: EvalFolder, rule: str | None = None, log: PrintLine = lambda text: None) -> EvalResult:
-    """Compute the metrics of a folder; grade again where a rule is given or a verdict is missing."""
+    """Compute the metrics of a folder; grade again if a rule is given or a verdict is missing."""
     settings = folder.settings()
     generations = []
     held: dict[str, list[Any]] = {}
@@ -122,7 +122,7 @@ def grade_evaluation(folder: EvalFolder, rule: str | None = None, log: PrintLine
 
 
 def trusted_rule(folder: EvalFolder, rule: str) -> str:
-    """Return the rule that a folder names, or raise where it names a Python function."""
+    """Return the rule that a folder names, or raise if it names a Python function."""
     # A folder may come from somebody else, and must not choose what code runs here.
     if rule.startswith("python:"):
         option = shlex.join(["--rule", rule])
@@ -159,7 +159,7 @@ def _generate(
         progress.message("all samples are there already")
         return 0, 0, 0.0
     samples = 0
-    tokens: float = 0  # whole where they were counted, a mean where a server gave their sum
+    tokens: float = 0  # whole if they were counted, a mean if a server gave their sum
     with ExitStack() as started:
         tools = started.enter_context(open_tools(settings, options.tool_workers))
         # Loads the model, so not before something is missing.
@@ -228,7 +228,7 @@ def tool_use(policy: Policy, settings: EvalSettings, tools: ToolSet | None) -> T
 
 
 def _warn_of_other_machine(folder: EvalFolder, settings: EvalSettings, log: PrintLine) -> None:
-    """Warn where a resumed evaluation runs on another device or thread count, which changes rounding."""
+    """Warn if a resumed evaluation runs on another device or thread count, which changes rounding."""
     if not (folder.path / "settings.json").exists():
         return
     before = folder.settings()

@@ -89,7 +89,7 @@ def try_report(runs: Sequence[Path], warn: Callable[[str], object], out: Path | 
     """Write the report of runs that have just ended; an error becomes a warning, since the runs are fine."""
     try:
         return write_report(runs, out)
-    except Exception as error:  # whatever it is, it must not fail the run
+    except Exception as error:  # of any kind: it must not fail the run
         warn(f"warning: no report of {runs[0]} could be written: {error!r:.300}")
         return None
 

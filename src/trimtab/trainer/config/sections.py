@@ -28,7 +28,7 @@ MODEL_NAMES = (*DEMO_MODELS, "smollm2")  # of models that come with trimtab, wha
 ENGINES = ("native", "vllm")
 MAX_RESPONSES = 1_000_000  # of a step: all of them are in memory
 MARKUP_TOKENS = 64  # what a chat template puts around a reply, at most; Qwen3 has 15 tokens
-MAX_THREADS = 1024  # where the system cannot start as many, OpenMP ends the process
+MAX_THREADS = 1024  # if the system cannot start as many, OpenMP ends the process
 
 # Engine arguments that the sampler sets itself, with the key of the recipe to set instead.
 MANAGED_OPTIONS: dict[str, str | None] = {

@@ -114,7 +114,7 @@ def _on_cpu(config: Config, estimate: MemoryEstimate) -> list[str]:
         f"  estimated: {_gb(estimate.peak)} GB of main memory beside torch's own, {DURING[estimate.worst_phase]}, "
         "with every prompt and response at its maximal length",
     ]
-    # Main memory is shared and can be swapped: a line is added only where the estimate clearly exceeds it.
+    # Main memory is shared and can be swapped: a line is added only if the estimate clearly exceeds it.
     free = _main_memory()
     if free is not None and estimate.peak > free:
         lines.append(f"  {describe_fit(estimate, config, DeviceMemory('this machine', free, free))}")

@@ -248,7 +248,7 @@ def sampler_memory(config: Config, device: Device, policy: Policy, memory: int |
     if device == "cuda" and paged.unsupported_reason(policy.model) is None:
         return _paged_sampler_memory(config, policy, memory)
     rollout = config.rollout
-    # The native sampler takes whole groups, at least one, even where that is more than the batch size.
+    # The native sampler takes whole groups, at least one, even if that is more than the batch size.
     prompts = min(sequences_at_once(config), max(rollout.batch_size, rollout.samples)) // rollout.samples
     options = config.sampling_options(rollout.samples)
     # Replies are in the KV cache as prompts are.

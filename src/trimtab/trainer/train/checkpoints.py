@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trimtab import failpoints
-from trimtab.files import new_folder
+from trimtab.files import new_folder, read_bounded
 from trimtab.text import PrintLine, shown
 from trimtab.trainer.config import list_checkpoints
 from trimtab.trainer.model import Policy
@@ -281,19 +281,11 @@ def _step(path: Path) -> int:
 
 
 def _read_json(path: Path) -> Any:
-    with _open(path) as file:
-        text = file.read(MAX_JSON_BYTES + 1)
-    if len(text) > MAX_JSON_BYTES:
-        raise CheckpointError(f"checkpoint file {path} is too large to be ours")
-    return json.loads(text)
+    return json.loads(read_bounded(path, MAX_JSON_BYTES))
 
 
 def _digest(path: Path) -> str:
-    with _open(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _open(path: Path) -> Any:
     if not path.is_file():  # opening a named pipe would block for ever
         raise CheckpointError(f"checkpoint file {path} is missing")
-    return path.open("rb")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

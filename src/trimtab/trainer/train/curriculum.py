@@ -1,7 +1,7 @@
 """Which problems come next: the interface, pools of problems by difficulty, and what checks one of the user's own.
 
 Rank 0 chooses and observes, and tells the other ranks what it chose. Without a curriculum (`problems = "uniform"`) the
-next problems follow from their numbers alone, and every rank knows them.
+next problems follow from their numbers, and every rank knows them.
 """
 
 from __future__ import annotations
