@@ -147,6 +147,7 @@ def test_stapos_objective_reward_and_prompt_are_the_papers(name: str) -> None:
         assert number in explanation
     assert "token-mean" in explanation
     assert not config.build_objective().penalties
+    assert config.build_objective().token_stats == "current"
     assert (config.reward.correct, config.reward.wrong, config.reward.overlong_buffer) == (1.0, -1.0, 0)
     assert config.task.suffix.strip() == r"Please reason step by step, and put your final answer within \boxed{}"
     assert config.task.rule == "strict-box"  # JustRL's, on which it builds

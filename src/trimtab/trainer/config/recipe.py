@@ -276,10 +276,11 @@ class Config(Section):
 
     def build_objective(self) -> Objective:
         """Build the objective of this recipe."""
-        options = dict(self.objective)
-        if self.update.token_stats == "current":
-            options.setdefault("token_stats", "current")
-        return build_objective(options)
+        built = build_objective(self.objective)
+        # Without rules nothing looks at tokens, and a forward pass for their statistics would be wasted.
+        if self.update.token_stats == "old" or not built.rules:
+            return built
+        return build_objective({**self.objective, "token_stats": "current"})
 
 
 def build_objective(options: Mapping[str, Any]) -> Objective:

@@ -266,7 +266,9 @@ class UpdateConfig(Section):
         16_384, ge=1, description="maximum number of tokens per micro-batch, including padding if any"
     )
     token_stats: Literal["old", "current"] = Field(
-        "old", description="whether rules select tokens by log-probs and entropies of the old or the current policy"
+        "old",
+        description="whether rules select tokens by log-probs and entropies of the old or the current policy; current "
+        "costs a forward pass for every update of a step but the first, and nothing for methods without such rules",
     )
     old_stats: Literal["scored", "sampled"] = Field(
         "scored",

@@ -88,7 +88,8 @@ def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
 def update_policy(trainer: Trainer, minibatch: Minibatch, finished: list[FinishedUpdate]) -> UpdateResult:
     """Plan one update and take it; append it to `finished` if it is to be recorded."""
     config = trainer.config
-    if config.update.token_stats == "current":
+    # The first update's policy is the one that scored the step, so its statistics are there already.
+    if "current_logp" in trainer.objective.needs and minibatch.number > 0:
         try:
             minibatch = rescore(trainer, minibatch)
         except NotFiniteError as error:

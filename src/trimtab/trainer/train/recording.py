@@ -49,7 +49,7 @@ def start_recording(
             warn(f"warning: records after step {step} are out of date and cannot be removed: {error}")
         return None
     # `update.token_stats` is an option of the objective that recipes have in another section.
-    current = {"token_stats": "current"} if config.update.token_stats == "current" else {}
+    current = {"token_stats": "current"} if trainer.objective.token_stats == "current" else {}
     manifest = Manifest(
         objective={**current, **config.objective},
         advantage=trainer.objective.advantage,
