@@ -179,6 +179,31 @@ class Stale:
         return self.stale.sample(prompts, step, options)  # type: ignore[no-any-return]
 
 
+@dataclass
+class Frozen(Stale):
+    """A sampler that gets no new weights from a step on, as if their transfer had broken."""
+
+    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+        """Sample with the trainer's weights up to that step, then with those of that step."""
+        if step < self.every:
+            return self.sampler.sample(prompts, step, options)  # type: ignore[no-any-return]
+        self.since = step  # never renewed
+        return super().sample(prompts, step, options)
+
+
+@dataclass
+class Drifting:
+    """A sampler whose temperature moves away from the trainer's step by step."""
+
+    sampler: Any
+    per_step: float
+
+    def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
+        """Sample at the temperature of the step; greedy decoding stays as it is."""
+        factor = 1 + self.per_step * max(0, step)
+        return Detuned(self.sampler, factor).sample(prompts, step, options)
+
+
 def sampled_by(wrap: Callable[[Any], Any]) -> Sabotage:
     """Wrap the run's sampler."""
 
@@ -269,6 +294,18 @@ FAULTY = [
         {},
         sampled_by(lambda sampler: Noisy(sampler, 0.1)),
     ),
+    Scenario(
+        "frozen_sampler",
+        "the sampler gets no new weights from step 40 on",
+        {},
+        sampled_by(lambda sampler: Frozen(sampler, 40)),
+    ),
+    Scenario(
+        "drifting_sampler",
+        "the sampler's temperature rises by 0.002 with every step",
+        {},
+        sampled_by(lambda sampler: Drifting(sampler, 0.002)),
+    ),
     Scenario("cut_short", "responses cut off before their answer is out", {}, cut_short),
     Scenario(
         "long_answer",
@@ -307,7 +344,8 @@ MEANT: dict[str, tuple[str, ...]] = {
     "gradient_concentration": ("rare_mask", "confidence"),
     "ratio": ("lr_high", "off_policy", "no_clip"),
     "clip": ("lr_ramp", "lr_ramp_stapo"),
-    "sampler_mismatch": ("temperature", "stale_sampler", "noisy_sampler"),
+    "sampler_mismatch": ("temperature", "stale_sampler", "noisy_sampler", "frozen_sampler", "drifting_sampler"),
+    "effective_samples": ("frozen_sampler", "off_policy", "no_clip"),
     "no_signal": ("always_right", "lr_high"),
     "rule_errors": (),  # rings by definition: tests/train/test_failing_rules.py
     "truncation": ("cut_short", "long_answer"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import asdict, fields
 
 import pytest
@@ -138,6 +139,12 @@ def test_a_reward_of_another_scale_is_compared_as_an_accuracy() -> None:
         ("clip", {"update__clip_share": after(TROUBLE, 0.2, 0.004)}),
         ("sampler_mismatch", {"sampler__mismatch_mean": after(TROUBLE, 0.2, 0.004)}),
         ("sampler_mismatch", {"sampler__mismatch_mean": after(TROUBLE, 0.03, 0.004)}),
+        (
+            "sampler_mismatch",
+            {"sampler__mismatch_mean": after(TROUBLE, lambda step: 0.004 * 1.06 ** (step - TROUBLE), 0.004)},
+        ),
+        ("effective_samples", {"sampler__effective_sample_share": after(TROUBLE, 0.4, 0.99)}),
+        ("effective_samples", {"update__effective_sample_share_min": after(TROUBLE, 0.7, 0.99)}),
         ("no_signal", {"groups__mixed_share": after(TROUBLE, 0.03, 0.7)}),
         ("no_signal", {"groups__mixed_share": after(TROUBLE, 0.25, 0.7), "eval__accuracy": 0.35}),
         ("truncation", {"response__truncated_share": after(TROUBLE, 0.8, 0.02)}),
@@ -158,6 +165,36 @@ def test_a_reward_of_another_scale_is_compared_as_an_accuracy() -> None:
 def test_each_trouble_rings_its_own_alarm_soon_and_not_before(alarm: str, changes: dict[str, float]) -> None:
     step = first_rings(made_run(**changes))[alarm]
     assert TROUBLE < step <= TROUBLE + 30
+
+
+@pytest.mark.parametrize(
+    ("alarm", "metric", "curve", "limit"),
+    [
+        ("sampler_mismatch", "sampler/mismatch_mean", lambda n: 0.004 * 1.06**n, 0.02),
+        ("effective_samples", "sampler/effective_sample_share", lambda n: 1 - 0.01 * 1.06**n, 0.8),
+        ("effective_samples", "update/effective_sample_share_min", lambda n: 1 - 0.02 * 1.06**n, 0.8),
+    ],
+)
+def test_a_steady_trend_rings_before_its_limit_is_reached(
+    alarm: str, metric: str, curve: Callable[[int], float], limit: float
+) -> None:
+    rises = after(TROUBLE, lambda step: curve(step - TROUBLE), curve(0))
+    records = made_run(110, noise=0.002, **{metric.replace("/", "__"): rises})
+    reached = next(record["step"] for record in records[1:] if (record[metric] > limit) == (limit < 0.5))
+    rung = [each for each in alarms_of(records) if each.alarm == alarm]
+    assert TROUBLE < rung[0].step < reached and "going on like this" in rung[0].message
+    assert rung[0].evidence["forecast"]["steps"] == Thresholds().forecast_steps
+
+
+@pytest.mark.parametrize("metric", ["sampler/mismatch_mean", "update/effective_sample_share_min"])
+def test_noise_and_a_slow_rise_are_no_trend(metric: str) -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        curve = {metric: [0.012 * (1 + 0.004 * step) * rng.lognormvariate(0, 0.4) for step in range(200)]}
+        if metric.endswith("_min"):
+            curve[metric] = [1 - 2 * value for value in curve[metric]]
+        records = [{"step": float(n), metric: value} for n, value in enumerate(curve[metric], start=1)]
+        assert not alarms_of(records), seed
 
 
 def test_trouble_from_the_first_step_rings_too() -> None:

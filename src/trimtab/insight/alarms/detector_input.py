@@ -172,6 +172,13 @@ class Thresholds:
     mismatch_level: float = _threshold(0.05, "mean difference of log-probs; bf16 engines are below 0.02")
     mismatch_growth: float = _threshold(5.0, "factor compared with the start")
     mismatch_min: float = _threshold(0.01, "nats; below it, growth is only rounding")
+    mismatch_rising_min: float = _threshold(0.003, "nats; below it, a trend is not extrapolated")
+    mismatch_rising: float = _threshold(1.5, "factor compared with the start; below it, a trend is not extrapolated")
+    samples_level: float = _threshold(0.5, "effective sample size as a share of the tokens; half of them are wasted")
+    samples_growth: float = _threshold(5.0, "factor by which what is lost of it must grow since the start")
+    samples_min_loss: float = _threshold(0.2, "share that is lost; below it, growth is ignored")
+    samples_rising_min: float = _threshold(0.03, "share that is lost; below it, a trend is not extrapolated")
+    samples_rising: float = _threshold(1.5, "factor compared with the start; below it, a trend is not extrapolated")
 
     # Responses
     signal_min_share: float = _threshold(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from statistics import fmean, median
 
-from trimtab.insight.alarms.detector_input import DetectorInput, Finding, percent, slope
+from trimtab.insight.alarms.detector_input import DetectorInput, Finding, percent, slope, spread
 from trimtab.trainer.train import TOP_GRADIENT_SHARE, TOP_GRADIENT_TOKENS
 
 ENTROPY = "policy/entropy"
@@ -182,17 +183,76 @@ def clip(run: DetectorInput) -> Finding | None:
 
 
 def sampler_mismatch(run: DetectorInput) -> Finding | None:
-    """Detect a sampler whose log-probs differ from the trainer's."""
+    """Detect a sampler whose log-probs differ from the trainer's, or soon will by the trend of their difference."""
     metric = "sampler/mismatch_mean"
     limits = run.limits
     now, shift = run.now(metric), run.shift(metric)
     if now is not None and now > limits.mismatch_level:
         message = f"sampler and trainer differ by {now:.2g} nats per token; {limits.mismatch_level:g} is the limit"
         return Finding(message, run.level(metric, limit=limits.mismatch_level))
-    if shift is None or shift.now < max(limits.mismatch_min, limits.mismatch_growth * shift.start):
+    if shift is None:
         return None
-    message = f"sampler and trainer differ by {shift.now:.2g} nats per token; at the start by {shift.start:.2g}"
-    return Finding(message, shift.evidence)
+    if shift.now >= max(limits.mismatch_min, limits.mismatch_growth * shift.start):
+        message = f"sampler and trainer differ by {shift.now:.2g} nats per token; at the start by {shift.start:.2g}"
+        return Finding(message, shift.evidence)
+    ahead = _rising_to(run, run.history.values(metric), limits.mismatch_rising_min, limits.mismatch_rising)
+    if ahead is None or ahead < limits.mismatch_level or not shift.significant:
+        return None
+    return Finding(
+        f"the difference of sampler and trainer grows: {shift.now:.2g} nats per token now, {shift.start:.2g} at the "
+        f"start; going on like this it is {ahead:.2g} in {limits.forecast_steps} steps",
+        {**shift.evidence, "forecast": {"steps": limits.forecast_steps, metric: ahead}},
+    )
+
+
+def effective_samples(run: DetectorInput) -> Finding | None:
+    """Detect ratios of which a few hold most of the weight, or soon will, by their effective sample size."""
+    return _few_samples(run, "sampler/effective_sample_share", "trainer / sampler") or _few_samples(
+        run, "update/effective_sample_share_min", "new / old"
+    )
+
+
+def _few_samples(run: DetectorInput, metric: str, ratios: str) -> Finding | None:
+    limits = run.limits
+    now, shift = run.now(metric), run.shift(metric)
+    words = f"the ratios {ratios} are worth {percent(now or 0.0)} of their tokens"
+    if now is not None and now < limits.samples_level:
+        return Finding(f"{words}; {percent(limits.samples_level)} is the limit", run.level(metric))
+    if shift is None:
+        return None
+    fallen = 1 - shift.now >= max(limits.samples_min_loss, limits.samples_growth * (1 - shift.start))
+    if fallen and shift.significant:
+        return Finding(f"{words}; at the start {percent(shift.start)}", shift.evidence)
+    lost = [1 - value for value in run.history.values(metric)]
+    ahead = _rising_to(run, lost, limits.samples_rising_min, limits.samples_rising)
+    if ahead is None or ahead < 1 - limits.samples_level or not shift.significant:
+        return None
+    return Finding(
+        f"{words}; at the start {percent(shift.start)}, and going on like this less than "
+        f"{percent(limits.samples_level)} in {limits.forecast_steps} steps",
+        {**shift.evidence, "forecast": {"steps": limits.forecast_steps, metric: max(0.0, 1 - ahead)}},
+    )
+
+
+def _rising_to(run: DetectorInput, values: list[float], least: float, growth: float) -> float | None:
+    """Extrapolate a rising series by its log-linear trend; None if it does not rise, or is below `least` or `growth`.
+
+    `growth` is a factor compared with the start of the run.
+    """
+    limits = run.limits
+    start, window = values[: limits.start_steps], values[-limits.trend_steps :]
+    if len(values) < limits.start_steps + limits.trend_steps or min(window) <= 0:
+        return None
+    if median(window[-limits.recent_steps :]) < max(least, growth * median(start)):
+        return None
+    logs = [math.log(value) for value in window]
+    rise = slope(logs)
+    noise = spread([later - earlier for earlier, later in pairwise(logs)]) / math.sqrt(2)
+    # Of noise the slope over 20 steps comes to 0.8 spreads.
+    if rise * len(logs) <= limits.min_spreads / 2 * noise:
+        return None
+    ahead = fmean(logs[-limits.recent_steps :]) + rise * limits.forecast_steps
+    return math.exp(min(ahead, LARGEST_LOG))
 
 
 Cause = tuple[str, str, tuple[str, ...]]  # its kind, in words, and the metrics that show it

@@ -92,9 +92,16 @@ ALARM_KINDS: dict[str, AlarmKind] = {
     "sampler_mismatch": AlarmKind(
         detectors.sampler_mismatch,
         ("sampler/mismatch_mean",),
-        ("mismatch_level", "mismatch_growth", "mismatch_min"),
+        ("mismatch_level", "mismatch_growth", "mismatch_min", "mismatch_rising_min", "mismatch_rising"),
         "Check that the sampler has the newest weights, that rollout.sampler_temperature and rollout.precision are not "
         "set, and that rollout.top_p and rollout.top_k are off; '... + tis' corrects what must remain",
+    ),
+    "effective_samples": AlarmKind(
+        detectors.effective_samples,
+        ("sampler/effective_sample_share", "update/effective_sample_share_min"),
+        ("samples_level", "samples_growth", "samples_min_loss", "samples_rising_min", "samples_rising"),
+        "For trainer / sampler: check what sampler_mismatch names, and let samples be less old. '... + tis' or "
+        "'... + mis' limits the ratios. For new / old: try a lower update.lr or fewer update.per_step or update.passes",
     ),
     "no_signal": AlarmKind(
         detectors.no_signal,

@@ -344,6 +344,7 @@ class AlarmsConfig(Section):
     ratio: Action | None = Field(None, description="the policy moves too far within a step")
     clip: Action | None = Field(None, description="far more tokens are clipped than at the start")
     sampler_mismatch: Action | None = Field(None, description="sampler and trainer disagree about log-probs")
+    effective_samples: Action | None = Field(None, description="a few ratios hold most of the weight")
     no_signal: Action | None = Field(None, description="rewards differ in too few groups")
     rule_errors: Action | None = Field(None, description="grading rules fail")
     truncation: Action | None = Field(None, description="many responses are truncated")
