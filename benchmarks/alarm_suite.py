@@ -147,16 +147,18 @@ class Detuned:
 
 @dataclass
 class Noisy:
-    """A sampler whose log-probabilities have noise, as those of a low-precision format have."""
+    """A sampler whose log-probabilities have noise, as those of a low-precision format have, growing by a factor."""
 
     sampler: Any
     noise: float
+    growth: float = 1.0
 
     def sample(self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[Response]]:
         """Sample, and add noise to the log-probabilities."""
         rng = random.Random(step)
+        noise = self.noise * self.growth ** max(0, step)
         return [
-            [replace(r, logp=[min(lp + rng.gauss(0, self.noise), 0.0) for lp in r.logp]) for r in group]
+            [replace(r, logp=[min(lp + rng.gauss(0, noise), 0.0) for lp in r.logp]) for r in group]
             for group in self.sampler.sample(prompts, step, options)
         ]
 
@@ -295,6 +297,12 @@ FAULTY = [
         sampled_by(lambda sampler: Noisy(sampler, 0.1)),
     ),
     Scenario(
+        "growing_noise",
+        "the sampler's log-probabilities are off by 0.005, and by 4 % more with every step",
+        {},
+        sampled_by(lambda sampler: Noisy(sampler, 0.005, 1.04)),
+    ),
+    Scenario(
         "frozen_sampler",
         "the sampler gets no new weights from step 40 on",
         {},
@@ -344,7 +352,14 @@ MEANT: dict[str, tuple[str, ...]] = {
     "gradient_concentration": ("rare_mask", "confidence"),
     "ratio": ("lr_high", "off_policy", "no_clip"),
     "clip": ("lr_ramp", "lr_ramp_stapo"),
-    "sampler_mismatch": ("temperature", "stale_sampler", "noisy_sampler", "frozen_sampler", "drifting_sampler"),
+    "sampler_mismatch": (
+        "temperature",
+        "stale_sampler",
+        "noisy_sampler",
+        "growing_noise",
+        "frozen_sampler",
+        "drifting_sampler",
+    ),
     "effective_samples": ("frozen_sampler", "off_policy", "no_clip"),
     "no_signal": ("always_right", "lr_high"),
     "rule_errors": (),  # rings by definition: tests/train/test_failing_rules.py

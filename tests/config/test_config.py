@@ -95,7 +95,7 @@ def test_a_value_of_the_wrong_type_is_an_error_that_names_the_right_type(table: 
         ({"update": {"betas": [0.9, 1.0]}}, "update.betas[1] = 1.0: must be less than 1"),
         ({"task": {"digits": 10}}, "task.digits = 10: must be at most 9"),
         ({"task": {"family": "aditions"}}, "did you mean 'addition'?"),
-        ({"model": {"precision": "fp8"}}, "model.precision = 'fp8': must be one of 'fp32' or 'bf16'"),
+        ({"model": {"precision": "fp8"}}, "model.precision = 'fp8': must be one of 'fp32', 'bf16' or 'fp16'"),
         ({"task": {"name": "arithmetics"}}, "task.name: unknown task 'arithmetics': did you mean arithmetic?"),
         ({"task": {"name": "gym:"}}, "task.name: unknown task 'gym:'"),
         ({"task": {"name": "file", "rule": "box"}}, "task.rule: unknown rule 'box': did you mean boxed?"),

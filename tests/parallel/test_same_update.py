@@ -19,6 +19,7 @@ from helpers.thorough import THOROUGH, slow_but
 from helpers.train.scripted_turns import ScriptedTurns
 from helpers.train.short_runs import recipe
 from trimtab.objectives import METHODS, Plan
+from trimtab.trainer.model import LossScale
 from trimtab.trainer.parallel import ShardedOptimizer
 from trimtab.trainer.train.trainer import Trainer
 
@@ -272,3 +273,27 @@ def test_an_update_that_is_not_finite_on_one_rank_is_refused_on_all(
         assert rank.metrics[0]["update/skipped"] == 1
         assert torch.equal(rank.weights, rank.start)
         assert not rank.trainer.optimizer.inner.state, "the optimizer's state has not changed"  # type: ignore[union-attr]
+
+
+def test_an_overflow_on_one_rank_lowers_the_loss_scale_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, limited = sys.modules["trimtab.trainer.model.update"], []
+    original = module.forward_backward
+
+    def overflowing(policy: Any, *rest: Any) -> Any:
+        found = original(policy, *rest)
+        if limited and policy is limited[0] and rest[-1] > 2.0**13:
+            next(p for p in policy.model.parameters() if p.grad is not None).grad.view(-1)[0] = math.inf
+        return found
+
+    def prepare(trainer: Trainer) -> None:
+        if trainer.world.rank == 2:
+            limited.append(trainer.policy)
+
+    monkeypatch.setattr(module, "forward_backward", overflowing)
+    ranks = trained({"model.precision": "fp16"}, 3, 1, prepare)
+    assert_same_bits(ranks, [ranks[0]] * 3)
+    for rank in ranks:
+        assert rank.trainer.loss_scale == LossScale(2.0**13, 1)
+        assert rank.metrics[0]["update/skipped"] == 0
+        assert not torch.equal(rank.weights, rank.start)
+    assert ranks[0].metrics[0]["update/overflows"] == 3

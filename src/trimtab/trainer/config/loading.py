@@ -436,7 +436,7 @@ def _expected(error: Any) -> str:
 def _suggestion(error: Any) -> str:
     if error["type"] != "literal_error" or not isinstance(error["input"], str):
         return ""
-    # Pydantic gives the choices as text only: "'fp32' or 'bf16'".
+    # Pydantic gives the choices as text only: "'old' or 'current'".
     choices = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
     near = difflib.get_close_matches(error["input"].lower(), choices, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

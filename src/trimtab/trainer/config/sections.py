@@ -79,7 +79,11 @@ class ModelConfig(Section):
     reference: str | None = Field(
         None, description="the KL reference model: a path, or `start` for the policy before RL"
     )
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over fp32 master weights")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32",
+        description="bf16 and fp16 are autocast over fp32 master weights. fp16 rounds eight times as finely, which "
+        "brings sampler and trainer closer; it needs loss scaling, which is automatic (update/loss_scale)",
+    )
     attention: str | None = Field(None, description="attn_implementation of transformers")
     gradient_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass; saves memory, costs time"
@@ -189,7 +193,7 @@ class RolloutConfig(Section):
         le=1e6,
         description="for stress tests: sample at this temperature but score at rollout.temperature; none means equal",
     )
-    precision: Literal["fp32", "bf16"] | None = Field(
+    precision: Literal["fp32", "bf16", "fp16"] | None = Field(
         None, description="precision of the sampler; none means model.precision"
     )
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus (top-p) sampling; 1 turns it off")

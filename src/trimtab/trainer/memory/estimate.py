@@ -259,7 +259,7 @@ def sampler_memory(config: Config, device: Device, policy: Policy, memory: int |
 def _paged_sampler_memory(config: Config, policy: Policy, memory: int | None) -> SamplerMemory:
     rollout = config.rollout
     shape = policy.causal_lm.config
-    size = 2 if policy.precision == "bf16" else 4
+    size = 4 if policy.precision == "fp32" else 2
     heads = shape.num_attention_heads
     kv_heads = shape.num_key_value_heads
     head_dim = paged.get_head_dim(shape)

@@ -18,7 +18,7 @@ from trimtab.text import install_command
 from trimtab.trainer.config import DEMO_MODELS
 from trimtab.trainer.model.layers import fuse_layers, fusion_unsupported_reason, gpu_kernels, unfuse_layers
 from trimtab.trainer.model.packed import packing_unsupported_reason, use_packed_attention
-from trimtab.trainer.model.policy import Policy, Precision
+from trimtab.trainer.model.policy import DTYPES, Policy, Precision
 from trimtab.trainer.model.pretrained import WEIGHTS, errors_in_words, read_pretrained, read_tokenizer, smollm2_cache
 from trimtab.trainer.model.prompts import start_rendering
 from trimtab.trainer.parallel import World, gathered_layers, shard_layers
@@ -67,8 +67,7 @@ def load_policy(
         _check_weights(policy)
         _check_end_tokens(policy)
     if shard is not None:
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        shard_layers(model, policy.backbone, shard, where, dtype)
+        shard_layers(model, policy.backbone, shard, where, DTYPES[precision])
     with errors_in_words(path, WEIGHTS):
         _check_logits(policy)
     # Flash attention needs half precision: in fp32 packed sequences would go through attention one by one, which is

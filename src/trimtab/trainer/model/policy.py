@@ -21,13 +21,15 @@ from trimtab.trainer.model.prompts import (
     tokenizer_errors,
 )
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MAX_CONTEXT = 1 << 20  # tokens; configs may claim any number
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A model, its tokenizer, and how forward passes run: weights are fp32, `bf16` is autocast over them.
+    """A model, its tokenizer, and how forward passes run: weights are fp32, `bf16` and `fp16` are autocast over
+    them.
 
     `chat`: prompts go through the chat template. `packed`: forward passes take packed sequences instead of padded rows.
     `shared_prompts`: responses to one prompt share its forward pass.
@@ -47,10 +49,10 @@ class Policy:
         """Return the autocast context for forward passes."""
         if self.precision == "fp32":
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=DTYPES[self.precision])
 
     def keep_autocast_cache(self) -> AbstractContextManager[Any]:
-        """Keep autocast's bf16 copies of weights across micro-batches; weights must not change inside."""
+        """Keep autocast's copies of weights across micro-batches; weights must not change inside."""
         # Autocast clears its cache when the outermost context ends, even if that one is disabled.
         return nullcontext() if self.precision == "fp32" else torch.autocast(self.device.type, enabled=False)
 
@@ -93,7 +95,7 @@ class Policy:
         linear = self.lm_head
         if type(linear) is not nn.Linear:
             return None
-        dtype = torch.bfloat16 if self.precision == "bf16" else linear.weight.dtype
+        dtype = linear.weight.dtype if self.precision == "fp32" else DTYPES[self.precision]
         bias = None if linear.bias is None else linear.bias.detach().to(dtype)
         cap = getattr(self.causal_lm.config, "final_logit_softcapping", None)
         return Head(linear.weight.detach().to(dtype), bias, cap, temperature)

@@ -1,7 +1,8 @@
 """The optimizer step: forward and backward by micro-batches of a token budget, then one step.
 
 A step with a non-finite loss, gradient or log-probability is skipped: neither the weights nor the optimizer's state
-change.
+change. In fp16 a gradient that is not finite may be too large for its type only: the update is then computed again with
+a smaller loss scale, until it is finite or the scale cannot be the cause.
 
 With a fused head the gradients by hidden states and head are formed in the forward pass (`head_gradients`, 3 GEMMs), so
 each chunk of rows needs its loss as soon as its log-probabilities are known. Chunks may end anywhere if every token has
@@ -24,6 +25,7 @@ from torch.optim import AdamW, Optimizer
 
 from trimtab.objectives import LossOutput, Objective, Plan, effective_sample_share, merge_metrics, ratio_sums
 from trimtab.trainer.model.lm_head import Head, HeadGradients, head_gradients, head_scores
+from trimtab.trainer.model.loss_scale import LossScale
 from trimtab.trainer.model.policy import Policy
 from trimtab.trainer.model.score import (
     Transcript,
@@ -53,6 +55,7 @@ class UpdateResult:
     new_logp: Tensor | None = None
     clipped: Tensor | None = None
     micro_batch_sizes: Sequence[int] = ()
+    overflows: int = 0  # how often it was computed again with a smaller loss scale
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,17 @@ def start_gradients(optimizer: Optimizer | ShardedOptimizer) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def clip_gradients(policy: Policy, optimizer: Optimizer | ShardedOptimizer, max_norm: float) -> Tensor:
-    """Sum the gradients over all processes, clip the sum by its norm, and return that norm before clipping."""
+def clip_gradients(
+    policy: Policy, optimizer: Optimizer | ShardedOptimizer, max_norm: float, scale: float = 1.0
+) -> Tensor:
+    """Sum the gradients over all processes, clip the sum by its norm, and return that norm before clipping.
+
+    `scale` is what the loss was multiplied by.
+    """
+    if scale != 1:
+        for parameter in policy.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(1 / scale)
     if isinstance(optimizer, ShardedOptimizer):
         return optimizer.reduce(max_norm)
     return torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_norm)
@@ -105,11 +117,39 @@ def update(
     transcripts: Sequence[Transcript],
     options: UpdateOptions,
     world: World = ALONE,
+    loss_scale: LossScale | None = None,
 ) -> UpdateResult:
     """Take one optimizer step on one mini-batch; each of several processes computes the gradients of its share.
 
     Plan and transcripts are those of all processes, and so is the result.
     """
+    if loss_scale is None:
+        return _attempt(policy, optimizer, objective, plan, transcripts, options, world)
+    before, overflows = loss_scale.state_dict(), 0
+    while True:
+        scale = loss_scale.value
+        result = _attempt(policy, optimizer, objective, plan, transcripts, options, world, scale)
+        if result.nonfinite != "gradient" or not loss_scale.lower():
+            break
+        overflows += 1
+    if result.taken:
+        loss_scale.keep()
+    else:  # something else is wrong than the scale
+        loss_scale.load_state_dict(before)
+    return replace(result, metrics=result.metrics | {"update/loss_scale": scale}, overflows=overflows)
+
+
+def _attempt(
+    policy: Policy,
+    optimizer: Optimizer | ShardedOptimizer,
+    objective: Objective,
+    plan: Plan,
+    transcripts: Sequence[Transcript],
+    options: UpdateOptions,
+    world: World,
+    scale: float = 1.0,
+) -> UpdateResult:
+    """Compute the gradients of an update with a loss scale, and take it if everything is finite."""
     policy.model.train()
     start_gradients(optimizer)
     shares = response_shares(policy, transcripts, world)
@@ -120,7 +160,7 @@ def update(
         for first, last in pairwise(accumulate(sizes[world.rank], initial=shares[world.rank].start)):
             micro = (plan.replan or plan.select)(first, last)
             out, new_logp = forward_backward(
-                policy, objective, micro, transcripts[first:last], options.temperature, options.head_chunk, head
+                policy, objective, micro, transcripts[first:last], options.temperature, options.head_chunk, head, scale
             )
             losses.append(out.loss.detach())
             metrics.append(out.metrics)
@@ -133,7 +173,7 @@ def update(
     new_logp = torch.cat(new_logps or [none])
     before = plan.old_logp[plan.offsets[shares[world.rank].start] : plan.offsets[shares[world.rank].stop]]
     own |= dict(zip(RATIO_SUMS, ratio_sums(new_logp, before), strict=True))
-    result = _step(policy, optimizer, plan, own, new_logp, options.max_grad_norm, shares, world)
+    result = _step(policy, optimizer, plan, own, new_logp, options.max_grad_norm, shares, world, scale)
     tokens = [plan.offsets[share.stop] - plan.offsets[share.start] for share in shares]
     has_clip = any(world.gather(bool(clipped)))
     return replace(
@@ -175,12 +215,13 @@ def _step(
     max_grad_norm: float,
     shares: Sequence[slice],
     world: World,
+    scale: float,
 ) -> UpdateResult:
     """Clip gradients and step if everything is finite; else leave the weights alone and name what is not.
 
     `own` are metrics of this process's share, `new_logp` its log-probabilities.
     """
-    grad_norm = clip_gradients(policy, optimizer, max_grad_norm)
+    grad_norm = clip_gradients(policy, optimizer, max_grad_norm, scale)
     numbers = {"update/grad_norm": grad_norm, **plan.metrics, **own}
     # All that the host must know in one copy: each copy by itself would wait for the GPU.
     fetched = (*numbers.values(), torch.isfinite(new_logp).all())
@@ -234,28 +275,39 @@ def forward_backward(
     temperature: float,
     head_chunk: int,
     head: Head | None = None,
+    scale: float = 1.0,
 ) -> tuple[LossOutput, Tensor]:
-    """Return a micro-batch's loss and its new log-probabilities; accumulate gradients into the parameters.
+    """Return a micro-batch's loss and its new log-probabilities; accumulate gradients times `scale`.
 
     `head` is `policy.fused_head(...)`, made once for all micro-batches of an update; None leaves the head to autograd.
     """
     if head is None:
         new_logp = log_probs(policy, transcripts, temperature, head_chunk)
         out = objective.loss(new_logp, micro)
-        out.loss.backward()
+        _scaled(out.loss, scale).backward()
         return out, new_logp.detach()
     with policy.autocast():
         hidden, tokens = response_hidden_states(policy, transcripts)
     hidden = hidden.to(head.weight.dtype)  # frees the fp32 hidden states
-    out, gradients = _head_backward(policy, head, objective, micro, hidden.detach(), tokens, head_chunk)
+    out, gradients = _head_backward(policy, head, objective, micro, hidden.detach(), tokens, head_chunk, scale)
     hidden.backward(gradients.hidden)
     return out, gradients.logp
 
 
 def _head_backward(
-    policy: Policy, head: Head, objective: Objective, micro: Plan, hidden: Tensor, tokens: Tensor, head_chunk: int
+    policy: Policy,
+    head: Head,
+    objective: Objective,
+    micro: Plan,
+    hidden: Tensor,
+    tokens: Tensor,
+    head_chunk: int,
+    scale: float,
 ) -> tuple[LossOutput, HeadGradients]:
-    """Run the fused head: the micro-batch's loss and the gradients by hidden states, head weight and bias."""
+    """Run the fused head: the micro-batch's loss and the gradients by hidden states, head weight and bias.
+
+    The gradients are formed here in the head's precision, so they are scaled here.
+    """
     chunks = _independent_chunks(micro, head_chunk)
     if chunks is None:  # score everything first: the fourth GEMM
         sizes = [min(head_chunk, micro.tokens - first) for first in range(0, micro.tokens, head_chunk)]
@@ -263,7 +315,7 @@ def _head_backward(
         outputs = [whole]
 
         def loss_fn(logp: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-            return whole.loss, grad_logp[rows]
+            return whole.loss, _scaled(grad_logp[rows], scale)
     else:
         # A loss is some 30 small operations, with shared ratios or without: launching them for every chunk takes less
         # time than computing the chunk's logits again, except for heads so small that neither matters.
@@ -272,7 +324,7 @@ def _head_backward(
         def loss_fn(logp: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
             out, grad_logp = objective.loss_and_grad(logp, next(left))
             outputs.append(out)
-            return out.loss, grad_logp
+            return out.loss, _scaled(grad_logp, scale)
 
     linear: Any = policy.lm_head
     weight_grad, bias_grad = _grad_buffer(linear.weight), _grad_buffer(linear.bias)
@@ -280,6 +332,10 @@ def _head_backward(
         hidden, head, tokens, loss_fn, sizes, frozen=weight_grad is None, weight_grad=weight_grad, bias_grad=bias_grad
     )
     return LossOutput.concat(outputs), gradients
+
+
+def _scaled(value: Tensor, scale: float) -> Tensor:
+    return value if scale == 1 else value * scale
 
 
 def _grad_buffer(parameter: nn.Parameter | None) -> Tensor | None:

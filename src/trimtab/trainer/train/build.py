@@ -14,15 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from trimtab import data
 from trimtab.data import FixedTask, Problem, Sampler, Task
 from trimtab.files import content_digest, folder_digest, read_bounded
 from trimtab.grading import load_rule
 from trimtab.own_parts import is_own
 from trimtab.trainer.config import LONGEST_CHAIN, Config, RolloutConfig, find_run_model, model_digest
-from trimtab.trainer.model import DEMO_MODELS, Policy, add_lora, demo_model, is_hub_model, load_policy
+from trimtab.trainer.model import DEMO_MODELS, DTYPES, Policy, add_lora, demo_model, is_hub_model, load_policy
 from trimtab.trainer.parallel import World
 from trimtab.trainer.sampling import NativeSampler, PagedSampler, VllmSampler, VllmSettings, build_own_sampler
 from trimtab.trainer.sampling.paged import unsupported_reason
@@ -170,7 +168,7 @@ def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampl
     rollout = rollout or RolloutConfig()
     if rollout.precision is not None:
         policy = replace(policy, precision=rollout.precision)
-    dtype = torch.bfloat16 if policy.precision == "bf16" else torch.float32
+    dtype = DTYPES[policy.precision]
     if is_own(rollout.engine):
         vocabulary = policy.causal_lm.get_input_embeddings().num_embeddings
         return build_own_sampler(rollout.engine, policy, rollout.engine_options, vocabulary)

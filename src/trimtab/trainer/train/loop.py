@@ -100,7 +100,14 @@ def update_policy(trainer: Trainer, minibatch: Minibatch, finished: list[Finishe
         config.update.token_budget, config.update.head_chunk, config.rollout.temperature, config.update.max_grad_norm
     )
     result = update(
-        trainer.policy, trainer.optimizer, trainer.objective, plan, minibatch.transcripts, options, trainer.world
+        trainer.policy,
+        trainer.optimizer,
+        trainer.objective,
+        plan,
+        minibatch.transcripts,
+        options,
+        trainer.world,
+        trainer.loss_scale,
     )
     # A record has every response once, as the last pass trained on it: its log-probabilities are the furthest from the
     # rollout's. What is not recorded leaves its plan's memory to the next update.

@@ -105,6 +105,10 @@ METRICS: dict[str, str] = {
     "update.measure_every steps",
     "update/grad_norm": "gradient norm before clipping",
     "update/loss": "loss of the objective",
+    "update/loss_scale": "factor on the loss in the backward pass, mean over the updates; logged only with "
+    "model.precision = fp16",
+    "update/overflows": "how often an update was computed again with half the loss scale, because a gradient was too "
+    "large for fp16; logged only with model.precision = fp16",
     "update/lr": "learning rate of the step; logged only with a warm-up or a schedule",
     "update/skipped": "number of updates that were skipped because of a NaN or infinity",
     **AGENT_METRICS,
@@ -153,6 +157,8 @@ def step_metrics(
     if rollouts.noisy and rollouts.responses:
         metrics["reward/flipped_share"] = fmean(branches[0].flipped for branches in by_rollout(rollouts.responses))
     metrics["update/skipped"] = sum(not result.taken for result in results)
+    if any("update/loss_scale" in result.metrics for result in results):
+        metrics["update/overflows"] = sum(result.overflows for result in results)
     taken = [result.metrics for result in results if result.taken]
     # A dict instead of a set keeps the order of the names, so that logs of equal runs are equal.
     for name in {name: None for update in taken for name in update}:

@@ -117,6 +117,8 @@ def save_checkpoint(folder: Path, trainer: Trainer, progress: RunProgress, keep:
     }
     if trainer.curriculum is not None:
         state["curriculum"] = trainer.curriculum.state_dict()
+    if trainer.loss_scale is not None:
+        state["loss_scale"] = trainer.loss_scale.state_dict()
     tensors = trainer.together(gather_tensors)
     checkpoints.save(folder, progress.step, tensors, state, keep)
 
@@ -161,6 +163,8 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
         trainer.objective.load_state_dict(saved.state["objective"])
         if trainer.curriculum is not None and trainer.world.leads:
             trainer.curriculum.load_state_dict(saved.state["curriculum"])
+        if trainer.loss_scale is not None:
+            trainer.loss_scale.load_state_dict(saved.state["loss_scale"])
         # Checksums prove that nothing was damaged, not that the numbers make sense.
         for name in asdict(progress):
             value = saved.state["progress"][name]

@@ -21,7 +21,7 @@ from trimtab.objectives import Objective
 from trimtab.own_parts import is_own
 from trimtab.record import Recorder
 from trimtab.trainer.config import Config
-from trimtab.trainer.model import Policy, make_optimizer, pick_device, with_shared_prompts
+from trimtab.trainer.model import LossScale, Policy, make_optimizer, pick_device, with_shared_prompts
 from trimtab.trainer.parallel import ShardedOptimizer, World
 from trimtab.trainer.sampling import NativeSampler, OwnSampler
 from trimtab.trainer.train.agents import AgentUse, build_agent_pool, build_agent_use
@@ -70,6 +70,7 @@ class Trainer:
     curriculum: Curriculum | None = None  # none: the uniform stream of problems
     seen_share: float = 0.0  # of the held-out problems, that are also trained on
     world: World = field(default_factory=World)
+    loss_scale: LossScale | None = None  # in fp16
     seconds: dict[str, float] = field(default_factory=dict)  # by metric, since they were taken
     _calling: bool = False  # whether the ranks that follow are in a call
 
@@ -212,6 +213,7 @@ def build_trainer(
         tool_use=tool_use,
         agent_use=agent_use,
         world=world,
+        loss_scale=LossScale() if config.model.precision == "fp16" else None,
     )
 
 
@@ -236,6 +238,11 @@ def _check_shard(config: Config, world: World) -> None:
         raise ValueError(
             f'model.shard = true: rollout.engine = "{config.rollout.engine}" would sample from a part of the weights; '
             'use "native"'
+        )
+    if config.model.precision == "fp16":
+        raise ValueError(
+            'model.shard = true sums the gradients of layers in every backward pass, which model.precision = "fp16" '
+            'does not support yet; use "bf16"'
         )
     if config.model.precision == "bf16" and config.rollout.precision == "fp32":
         raise ValueError(

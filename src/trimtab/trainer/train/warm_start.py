@@ -29,6 +29,7 @@ from trimtab.process import SignalInterrupt, deferred_stop
 from trimtab.trainer.config import Config, model_digest
 from trimtab.trainer.model import (
     LongPromptError,
+    LossScale,
     Policy,
     Transcript,
     clip_gradients,
@@ -63,18 +64,13 @@ def warm_start(trainer: Trainer, cache: Path | None, reporter: Reporter) -> None
     folder = None if cache is None else cache / cache_key(config, world.size)
     # A separate optimizer: RL starts with fresh AdamW moments, whether the weights come from the cache or not.
     optimizer = make_optimizer(policy, warm.lr, config.update.betas, 0.0, world)
+    loss_scale = None if trainer.loss_scale is None else LossScale()
     first = 0
 
     def restore(saved: checkpoints.Checkpoint) -> None:
         nonlocal first
         with checkpoints.errors_as_mismatch(saved):
-            # One that has ended needs no optimizer any more: RL has its own.
-            if "optimizer" in saved.tensors:
-                checkpoints.load_training_tensors(policy, optimizer, saved)
-                first = saved.step
-            else:
-                checkpoints.load_parameters(policy.model, saved.tensors["model"])
-                first = warm.steps
+            first = _restore(saved, policy, optimizer, loss_scale) or warm.steps
 
     if folder is not None:
         found = checkpoints.load_newest(folder, restore, reporter.message) if world.leads else None
@@ -89,7 +85,7 @@ def warm_start(trainer: Trainer, cache: Path | None, reporter: Reporter) -> None
     with deferred_stop(announce_stop(reporter)) as stop:
         for step in range(first, warm.steps):
             trainer.seed_dropout("warm dropout", step)
-            loss = _supervised_step(trainer, optimizer, _sample_batch(examples, step, config), step)
+            loss = _supervised_step(trainer, optimizer, _sample_batch(examples, step, config), step, loss_scale)
             reporter.warm(step + 1, warm.steps, loss)
             failpoints.failpoint("warm_start.step")
             due = (step + 1) % warm.eval_every == 0 or step + 1 == warm.steps
@@ -101,7 +97,7 @@ def warm_start(trainer: Trainer, cache: Path | None, reporter: Reporter) -> None
             if folder is not None:
                 ended = reached or step + 1 == warm.steps
                 tensors = checkpoints.training_tensors(policy, None if ended else optimizer, world)
-                failed = _keep(folder, step + 1, tensors, reached) if world.leads else ""
+                failed = _keep(folder, step + 1, tensors, reached, loss_scale) if world.leads else ""
                 if failed and not warned:  # without the cache the run only takes longer
                     reporter.message(f"warning: {failed}")
                 if ended and world.leads and not failed:
@@ -113,10 +109,29 @@ def warm_start(trainer: Trainer, cache: Path | None, reporter: Reporter) -> None
                 break
 
 
-def _keep(folder: Path, step: int, tensors: checkpoints.TensorGroups, reached: bool) -> str:
+def _restore(
+    saved: checkpoints.Checkpoint, policy: Policy, optimizer: checkpoints.AnyOptimizer, loss_scale: LossScale | None
+) -> int:
+    """Load a kept warm start; return the step that it goes on from, or 0 if it has ended."""
+    # One that has ended needs no optimizer any more: RL has its own.
+    if "optimizer" not in saved.tensors:
+        checkpoints.load_parameters(policy.model, saved.tensors["model"])
+        return 0
+    checkpoints.load_training_tensors(policy, optimizer, saved)
+    if loss_scale is not None:
+        loss_scale.load_state_dict(saved.state["loss_scale"])
+    return saved.step
+
+
+def _keep(
+    folder: Path, step: int, tensors: checkpoints.TensorGroups, reached: bool, loss_scale: LossScale | None
+) -> str:
     """Save a warm start in the cache; return what went wrong, if anything."""
+    state: dict[str, Any] = {"target_reached": reached}
+    if loss_scale is not None:
+        state["loss_scale"] = loss_scale.state_dict()
     try:
-        checkpoints.save(folder, step, tensors, {"target_reached": reached}, keep=1)
+        checkpoints.save(folder, step, tensors, state, keep=1)
     except checkpoints.CheckpointError as error:
         return str(error)
     note_use(folder)
@@ -226,9 +241,30 @@ def _sample_batch(examples: Callable[[Sequence[int]], list[Transcript]], step: i
 
 
 def _supervised_step(
-    trainer: Trainer, optimizer: checkpoints.AnyOptimizer, batch: list[Transcript], step: int
+    trainer: Trainer,
+    optimizer: checkpoints.AnyOptimizer,
+    batch: list[Transcript],
+    step: int,
+    loss_scale: LossScale | None = None,
 ) -> float:
     """Take one optimizer step on the token-mean cross-entropy of solutions, and return the loss."""
+    while True:
+        scale = 1.0 if loss_scale is None else loss_scale.value
+        loss, finite = _supervised_gradients(trainer, optimizer, batch, step, scale)
+        if finite or loss_scale is None or not loss_scale.lower():
+            break
+    if not finite:
+        raise ValueError(f"the warm start's gradient is not finite at step {step}: lower warm_start.lr")
+    if loss_scale is not None:
+        loss_scale.keep()
+    optimizer.step()
+    return loss
+
+
+def _supervised_gradients(
+    trainer: Trainer, optimizer: checkpoints.AnyOptimizer, batch: list[Transcript], step: int, scale: float
+) -> tuple[float, bool]:
+    """Compute the clipped gradients of a supervised step; return its loss, and whether they are finite."""
     # Every solution has another prompt: there is nothing to share.
     policy, config, world = replace(trainer.policy, shared_prompts=False), trainer.config, trainer.world
     policy.model.train()
@@ -243,15 +279,12 @@ def _supervised_step(
     for micro_batch in split_by_token_budget(own, config.update.token_budget, policy.packed):
         # Divided by the tokens of the whole batch: the gradients of micro-batches then add up to the token mean.
         loss = -log_probs(policy, micro_batch, 1.0, config.update.head_chunk).sum() / tokens
-        loss.backward()
+        (loss if scale == 1 else loss * scale).backward()
         total += loss.detach()
     for _ in range(least_passes(policy, sizes) - len(sizes[world.rank])):
         idle_pass(policy)
-    norm = clip_gradients(policy, optimizer, config.update.max_grad_norm)
-    if not bool(torch.isfinite(norm)):
-        raise ValueError(f"the warm start's gradient is not finite at step {step}: lower warm_start.lr")
-    optimizer.step()
-    return float(world.sum(total))
+    norm = clip_gradients(policy, optimizer, config.update.max_grad_norm, scale)
+    return float(world.sum(total)), bool(torch.isfinite(norm))
 
 
 @dataclass(frozen=True)
