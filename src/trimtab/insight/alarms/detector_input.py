@@ -17,6 +17,7 @@ from trimtab.record import CollapseDetector, is_finite_number, start_values
 
 MAD_TO_DEVIATION = 1.4826  # from the median absolute deviation to the standard deviation of a normal distribution
 NOISE_WINDOW = 50  # values over which noise is measured
+LARGEST_LOG = 700.0  # whose exponential a float holds: a log of another trainer may hold anything
 EDGE = 100  # values kept at the start and at the end of a series: more than any window of a detector
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trimtab.insight.alarms import detectors
+from trimtab.insight.alarms import detectors, ratio_detectors
 from trimtab.insight.alarms.detector_input import Detector
 from trimtab.record import COLLAPSE_METRICS
 
@@ -76,28 +76,28 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         "in the records",
     ),
     "ratio": AlarmKind(
-        detectors.ratio,
+        ratio_detectors.ratio,
         ("update/approx_kl", "update/ratio_max"),
         ("ratio_kl", "ratio_kl_once", "ratio_growth", "ratio_kl_min", "ratio_max"),
         "Try a lower update.lr or fewer update.per_step or update.passes; keep a clip (objective.clip_low, "
         "objective.clip_high, objective.dual_clip)",
     ),
     "clip": AlarmKind(
-        detectors.clip,
+        ratio_detectors.clip,
         ("update/clip_share",),
         ("clip_growth", "clip_min_share"),
         "The policy leaves the clip range more and more often: try a lower update.lr, or fewer update.per_step or "
         "update.passes",
     ),
     "sampler_mismatch": AlarmKind(
-        detectors.sampler_mismatch,
+        ratio_detectors.sampler_mismatch,
         ("sampler/mismatch_mean",),
         ("mismatch_level", "mismatch_growth", "mismatch_min", "mismatch_rising_min", "mismatch_rising"),
         "Check that the sampler has the newest weights, that rollout.sampler_temperature and rollout.precision are not "
         "set, and that rollout.top_p and rollout.top_k are off; '... + tis' corrects what must remain",
     ),
     "effective_samples": AlarmKind(
-        detectors.effective_samples,
+        ratio_detectors.effective_samples,
         ("sampler/effective_sample_share", "update/effective_sample_share_min"),
         ("samples_level", "samples_growth", "samples_min_loss", "samples_rising_min", "samples_rising"),
         "For trainer / sampler: check what sampler_mismatch names, and let samples be less old. '... + tis' or "
