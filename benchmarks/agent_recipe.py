@@ -1,6 +1,7 @@
 """What the recipe `agent` learns: held-out accuracy before RL and during it, and what a run takes, for several seeds.
 
-`agent_recipe.py --out FILE` runs `trimtab train agent` once for each seed, one after another, as anybody does.
+`agent_recipe.py --out FILE` runs `trimtab train agent` once for each seed, one after another, as anybody does. The
+seeds of several calls are put together in FILE.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from result_file import CPU, about, save
+from result_file import CPU, about, added_to, save
 
 
 def main() -> None:
@@ -28,13 +29,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
 
-    result: dict[str, Any] = about("the recipe agent, one run for each seed", CPU, "openai")
-    result["machine"] = f"CPU, {os.cpu_count()} cores"
-    result["runs"] = []
+    head = about("the recipe agent, one run for each seed", CPU, "openai") | {"machine": f"CPU, {os.cpu_count()} cores"}
+    made = []
     for seed in args.seeds:
-        result["runs"].append({"seed": seed, **run(seed, args.set)})
-        print(json.dumps(result["runs"][-1]))
-        save(result, args.out)
+        made.append({"seed": seed, **run(seed, args.set)})
+        print(json.dumps(made[-1]))
+    result = added_to(args.out, head)  # only now: another call may have written it meanwhile
+    result["runs"] = sorted([*result.get("runs", []), *made], key=lambda each: each["seed"])
+    save(result, args.out)
 
 
 def run(seed: int, settings: list[str]) -> dict[str, Any]:

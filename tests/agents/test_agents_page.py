@@ -92,6 +92,16 @@ def test_reasons_and_options_are_all_named() -> None:
     assert all(f"`{name}`" in PAGE for name in EngineOptions.model_fields if name.startswith("agent"))
 
 
+def test_the_versions_are_those_that_are_tested() -> None:
+    requirements = Path(__file__).parents[2] / "requirements"
+    words = PAGE.partition("### Tested with\n")[2]
+    found = dict(re.findall(r"(openai|smolagents|verifiers|verl|TRL) (\d[\d.]*\d)", words))
+    for name, file in [
+        ("openai", "dev"), ("smolagents", "dev"), ("verifiers", "verifiers"), ("verl", "engines"), ("TRL", "engines"),
+    ]:  # fmt: skip
+        assert f"\n{name.lower()}=={found[name]} " in (requirements / f"{file}.txt").read_text(), name
+
+
 def test_the_numbers_of_the_example_are_right(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(code, "docs/agents.md", "exec"), {})

@@ -370,6 +370,13 @@ def test_a_program_gets_its_key_and_no_other_secret(monkeypatch: pytest.MonkeyPa
     assert program("import os; print(os.environ['OPENAI_BASE_URL'])").text == "http://127.0.0.1:9/v1"
 
 
+def test_a_key_in_an_answer_or_an_error_is_hidden() -> None:
+    key = "import os, sys; key = 'it is ' + os.environ['OPENAI_API_KEY']; "
+    assert program(key + "print(key)").text == "it is [key]"
+    failed = program(key + "sys.exit(key)")
+    assert "it is [key]" in failed.error and "secret-0" not in failed.error
+
+
 def test_a_program_that_floods_is_read_to_its_end_and_its_last_line_kept() -> None:
     flooding = (
         "import sys\nfor _ in range(300): sys.stdout.write('x' * 99_999 + '\\n'); sys.stderr.write('y' * 99_999)\n"

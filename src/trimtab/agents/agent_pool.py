@@ -158,9 +158,11 @@ _pools: Counter[str] = Counter()  # that are open, by the function of their serv
 
 
 def _ended(result: WorkerResult, timeout: float, key: str) -> AgentRun:
-    """Return how a rollout ended; no error has the rollout's key in it."""
+    """Return how a rollout ended; neither an answer nor an error has the rollout's key in it."""
     if result.outcome == "done":
-        return AgentRun("returned", result.seconds, **result.value)
+        text = result.value.get("text")
+        hidden = None if text is None else text.replace(key, HIDDEN)
+        return AgentRun("returned", result.seconds, result.value.get("reward"), hidden)
     if result.outcome == "not_loaded":
         raise OwnPartError(f"the agent's process cannot load it: {result.error}")
     if result.limit == "time":
