@@ -311,6 +311,11 @@ def scaling_page() -> str:
     return filled("docs/scaling.md", {"steps": scaling_pages.steps, "measured": scaling_pages.measured})
 
 
+def more_signal_page() -> str:
+    """docs/more-signal.md with the passes that partial rollouts save."""
+    return filled("docs/more-signal.md", {"lag": scaling_pages.lag})
+
+
 def tools_page() -> str:
     """docs/tools.md with what was measured on a GPU filled in."""
     return filled("docs/tools.md", {"learned": tool_pages.learned, "latency": gpu_tables.slow_tools})
@@ -357,6 +362,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/study.md": study_page,
     "docs/study.svg": study_picture,
     "docs/support.md": support_page,
+    "docs/more-signal.md": more_signal_page,
     "docs/scaling.md": scaling_page,
     "docs/theory.md": lambda: filled("docs/theory.md", {"length": laboratory_pictures.length_text}),
     "docs/tools.md": tools_page,

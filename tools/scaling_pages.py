@@ -1,4 +1,4 @@
-"""The tables of docs/scaling.md: what eight GPUs exchange, by counting, and several processes on one GPU, measured."""
+"""Tables of what is counted without a GPU, for docs/scaling.md and docs/more-signal.md, and of several processes."""
 
 from __future__ import annotations
 
@@ -84,3 +84,36 @@ def measured() -> str:
         lines += ["", "Memory of a rank, for the same model with random weights and responses of full length:", ""]
         lines += [markdown_table(["ranks", "forecast, GB", "measured, GB", "ratio"], rows)]
     return "\n".join(lines)
+
+
+def lag() -> str:
+    """Decoding passes by `rollout.max_lag`."""
+    result = _read("partial-rollouts.json")
+    if result is None:
+        return "Not counted yet; `benchmarks/partial_rollouts.py` does it."
+    runs, assumed = result["runs"], result["assumed"]
+    whole = runs[0]
+    rows = [
+        (
+            str(each["max_lag"]),
+            str(each["slots"]),
+            f"{each['passes']:,}",
+            str(each["running"]),
+            f"{each['prefilled'] / 1000:,.0f}",
+            f"{each['seconds']:.0f}",
+            f"{(each['tokens'] / each['seconds']) / (whole['tokens'] / whole['seconds']):.2f}",
+            f"{each['lag_mean']:.2f}, {each['lag_max']:.0f}",
+            f"{each['spans_mean']:.2f}",
+        )
+        for each in runs
+    ]
+    head = ["`max_lag`", "slots", "passes", "responses at once", "thousand tokens prefilled", "seconds"]
+    head += ["tokens/s, relative", "lag of tokens: mean, most", "versions per response"]
+    given = (
+        f"Means over {assumed['steps']} steps of {assumed['prompts']} x {assumed['samples']} responses. Lengths are "
+        f"log-normal: half have up to {assumed['median_tokens']} tokens, and {assumed['longest']:,} is the limit. The "
+        f"trainer's own code begins and halts them and the sampler's schedules them; seconds are modelled for an H200 "
+        f"with {assumed['weights'] / 1e9:.1f}e9 weights, measured rates of reading and prefilling, and no other time. "
+        "By `benchmarks/partial_rollouts.py`."
+    )
+    return "\n".join([markdown_table(head, rows), "", given])

@@ -74,7 +74,8 @@ class Response:
     with an end token, False if it was cut at `max_new_tokens`. The response of a conversation has all of its messages
     and the replies between them: `observed` are the [start, end) ranges of `tokens` that the policy did not sample, and
     `logp` has sampled tokens only. `moments`, (4, sampled tokens), are those of every token's distribution before top-k
-    and top-p, in the order of `objectives.Moments`, if a sampler was asked for them.
+    and top-p, in the order of `objectives.Moments`, if a sampler was asked for them. `versions` are the weights that
+    sampled it, where a run keeps them (`rollout.max_lag`): (sampled tokens, steps that the weights were trained for).
 
     Example: `Response(tokens=[12, 7, 2], logp=[-0.1, -1.2, -0.3], finished=True)`.
     """
@@ -85,6 +86,7 @@ class Response:
     sample: int = 0
     observed: tuple[tuple[int, int], ...] = ()
     moments: np.ndarray | None = None
+    versions: tuple[tuple[int, int], ...] = ()
 
     def __init__(
         self,
@@ -94,6 +96,7 @@ class Response:
         sample: int = 0,
         observed: tuple[tuple[int, int], ...] = (),
         moments: np.ndarray | None = None,
+        versions: tuple[tuple[int, int], ...] = (),
     ) -> None:
         import numpy as np  # here: what only parses a recipe imports this module too
 
@@ -101,14 +104,16 @@ class Response:
         # Anything but whole numbers is left as it is for `OwnSampler` to refuse.
         ids = ids.astype(np.int64, copy=False) if ids.dtype.kind in "iu" or not ids.size else ids
         values = {"tokens": ids, "logp": np.asarray(logp, dtype=np.float32), "finished": finished}
-        values |= {"sample": sample, "observed": observed, "moments": moments}
+        values |= {"sample": sample, "observed": observed, "moments": moments, "versions": versions}
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Response):
             return NotImplemented
-        one, two = ((r.tokens.tolist(), r.logp.tolist(), r.finished, r.sample, r.observed) for r in (self, other))
+        one, two = (
+            (r.tokens.tolist(), r.logp.tolist(), r.finished, r.sample, r.observed, r.versions) for r in (self, other)
+        )
         return one == two
 
     __hash__ = None  # type: ignore[assignment]
@@ -168,7 +173,8 @@ class Request:
     """A message that somebody asks for: its context as token ids, and how many tokens it may have.
 
     `key` is that of its random numbers, a signed 64-bit integer. `stop` is called with the tokens sampled so far; it
-    returns after how many of them the message is over, or None: not yet.
+    returns after how many of them the message is over, or None: not yet. With `begun` the answer goes on from those
+    tokens: it has them too, and they count for `max_new_tokens`.
     """
 
     prompt: Sequence[int]
@@ -177,6 +183,9 @@ class Request:
     follows: Request | None = None  # one whose prompt and answer this prompt begins with: its KV cache may be kept
     stop: Callable[[Sequence[int]], int | None] | None = None
     cancelled: bool = False  # set by another thread: nobody waits for it any more, and it is dropped unanswered
+    begun: Response | None = None
+    # Set in `answer` to another request: it is answered after its present token, or not at all if it does not run yet.
+    halted: bool = False
 
 
 class Requests(Protocol):

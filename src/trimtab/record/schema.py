@@ -42,7 +42,11 @@ TOKENS: tuple[Column, ...] = (
     Column("new_logp", "float32", "log-probability in the update's own forward pass", "where given", "split"),
     Column("sampler_logp", "float32", "log-probability under the sampler that generated it", "where given", "split"),
     Column(
-        "current_logp", "float32", 'log-probability that rules read (`token_stats = "current"`)', "where given", "split"
+        "current_logp",
+        "float32",
+        'log-probability that rules read (`token_stats = "current"`, `rollout.max_lag`)',
+        "where given",
+        "split",
     ),
     Column("ref_logp", "float32", "log-probability under the reference model", "where given", "split"),
     Column("proxy_logp", "float32", "log-probability under Lp-Reg's proxy", "where given", "split"),
@@ -58,6 +62,13 @@ TOKENS: tuple[Column, ...] = (
     Column("penalty", "float32", "coefficient of a rule's penalty", "where given", "dictionary"),
     Column("clipped", "bool", "whether a clip cut its gradient", "where given"),
     Column("reason", "int16", "why it got its weight: bits of `trimtab.Reason`", encoding="dictionary"),
+    Column(
+        "version",
+        "int32",
+        "after how many steps the weights were that sampled it, with rollout.max_lag",
+        "where given",
+        "dictionary",
+    ),
     Column("segment", "int32", "subsentence of the response, from 0", "where given", "dictionary"),
     Column(
         "tool_tokens",

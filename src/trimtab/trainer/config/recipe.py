@@ -121,6 +121,7 @@ class Config(Section):
         self._check_agent()
         self._check_tools()
         self._check_old_stats()
+        self._check_max_lag()
         for key in ("gradient_checkpointing", "lora_dropout"):
             if self.update.shared_prompts and (value := getattr(self.model, key)):
                 raise ValueError(
@@ -216,6 +217,38 @@ class Config(Section):
                 f"update.old_stats = 'sampled' does not work with {found[0]}: it needs the native sampler with the "
                 "trainer's precision, fp32, and temperature, without tools or an agent; use 'scored'"
             )
+
+    def _check_max_lag(self) -> None:
+        """Raise if responses cannot be left unfinished, or their log-probs are not those that ratios need."""
+        rollout, temperature = self.rollout, self.rollout.sampler_temperature
+        unsupported = {
+            f"rollout.engine = {rollout.engine!r}, which does not go on with a response": rollout.engine != "native",
+            "conversations with tools": self.has_tools,
+            "an agent": self.has_agent,
+            "update.old_stats = 'sampled', because the present policy must score what older weights sampled; use "
+            "'scored'": self.update.old_stats == "sampled",
+            "objective.token_stats = 'old', because the entropies are the present policy's; leave it out": (
+                self.objective.get("token_stats") == "old"
+            ),
+            f"rollout.sampler_temperature = {temperature}": temperature not in (None, rollout.temperature),
+            f"rollout.top_p = {rollout.top_p:g} and rollout.top_k = {rollout.top_k}: ratios are of the whole "
+            "vocabulary's probabilities; set 1 and 0": rollout.top_p < 1 or rollout.top_k > 0,
+        }
+        found = [name for name, is_so in unsupported.items() if is_so]
+        if rollout.max_lag and found:
+            raise ValueError(f"rollout.max_lag = {rollout.max_lag} does not work with {found[0]}, or set it to 0")
+
+    @property
+    def lag_note(self) -> str:
+        """Return which correction a run with partial rollouts has for what older weights sampled; else nothing."""
+        name, read = self.objective["name"], self.build_objective().needs
+        if not self.rollout.max_lag or "sampler_logp" in read or "dppo" in str(name).split(" + "):
+            return ""
+        return (
+            f"note: rollout.max_lag = {self.rollout.max_lag} trains on tokens of older weights, and objective.name = "
+            f"{name!r} has no correction for it but its clip range: add ' + tis', ' + icepop' or ' + mis', or use "
+            "dppo; sampler/effective_sample_share says how far the weights are apart"
+        )
 
     @property
     def frozen_in_bf16(self) -> bool:

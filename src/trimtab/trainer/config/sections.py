@@ -213,6 +213,14 @@ class RolloutConfig(Section):
     dynamic_max_rounds: int = Field(
         10, ge=1, description="dynamic sampling: maximum number of rounds; then the step has fewer groups"
     )
+    max_lag: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="partial rollouts: a step leaves its longest responses to the next ones, and up to so many steps' "
+        "worth of prompts are begun ahead; 0 samples every response whole ([more-signal.md]"
+        "(more-signal.md#do-not-wait-for-the-longest-responses))",
+    )
     kv_cache_memory: float = Field(
         0.3, gt=0, lt=1, description="native sampler: share of the GPU's memory for the KV cache"
     )

@@ -126,9 +126,11 @@ class DecodeEngine:
         """
         for batch in self.batches:
             token = self._sample(batch)
-            for row, sequence in enumerate(batch.rows):
-                if sequence is not None and sequence.is_over(self.eos_token_ids):
-                    batch.rows[row] = None
+            # Again after some were yielded: what is done with one may end others.
+            while over := [row for row, each in enumerate(batch.rows) if each and each.is_over(self.eos_token_ids)]:
+                for row in over:
+                    sequence, batch.rows[row] = batch.rows[row], None
+                    assert sequence is not None
                     yield sequence
             if batch.size:
                 token = batch.compact(token)

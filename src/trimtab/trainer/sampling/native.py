@@ -246,7 +246,7 @@ def _serve(engine: DecodeEngine, queue: RequestQueue) -> None:
     waited = 0
     while True:
         ready += queue.take(block=not (ready or engine.batches))
-        ready = deque(sequence for sequence in ready if not sequence.request.cancelled)
+        ready = deque(sequence for sequence in ready if not sequence.is_waived)
         if not (ready or engine.batches):
             if queue.closed:
                 return
@@ -265,7 +265,7 @@ def _prefill_together(ready: Sequence[ServedSequence]) -> int:
     """Return how many of the first requests, but one at least, fit into a prefill."""
     longest = 0
     for number, sequence in enumerate(ready):
-        longest = max(longest, len(sequence.prompt))
+        longest = max(longest, len(sequence.prompt) + len(sequence.tokens))
         if number and (number + 1) * longest > MAX_PREFILL_TOKENS:
             return number
     return len(ready)

@@ -26,9 +26,14 @@ class ServedSequence(SampledSequence):
     stopped: bool = False  # by `request.stop`
     _asked: int = 0  # how many tokens `request.stop` has seen
 
+    @property
+    def is_waived(self) -> bool:
+        """Whether it need not be started: nobody waits for it, or it is to go on another time."""
+        return self.request.cancelled or self.request.halted
+
     def is_over(self, eos_token_ids: Collection[int]) -> bool:
         """Return whether no more is to be sampled, and cut off what `request.stop` says is too much."""
-        if self.request.cancelled:
+        if self.is_waived:
             return True
         over = super().is_over(eos_token_ids)
         if self.request.stop is not None and (over or len(self.tokens) - self._asked >= STOP_EVERY):
@@ -89,10 +94,11 @@ class RequestQueue:
                 f"a request of {len(request.prompt)} tokens with max_new_tokens={request.max_new_tokens}: no token may "
                 f"be sampled, because prompt and answer may have {self.requests.max_tokens} together"
             )
-        number = next(self._numbers)
-        return ServedSequence(
-            0, request.key, request.prompt, prompt_index=number, max_new_tokens=limit, request=request
-        )
+        sequence = ServedSequence(0, request.key, request.prompt, max_new_tokens=limit, request=request)
+        sequence.prompt_index = next(self._numbers)
+        if request.begun is not None:
+            sequence.tokens, sequence.logp = request.begun.tokens.tolist(), request.begun.logp.tolist()
+        return sequence
 
     def answer(self, sequence: SampledSequence) -> None:
         """Answer the request of a sequence that is over, unless nobody waits for it any more."""

@@ -29,7 +29,7 @@ from trimtab.trainer.parallel import ShardedOptimizer, World, gather_to_leader, 
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-FILES = {MANIFEST, "state.json", "model.safetensors", "optimizer.safetensors"}
+FILES = {MANIFEST, "state.json", "model.safetensors", "optimizer.safetensors", "rollouts.safetensors"}
 TensorGroups = Mapping[str, Mapping[str, Tensor]]  # tensors by name, for each file of a checkpoint
 MAX_JSON_BYTES = 1 << 20  # ours have a few thousand; anything larger is not ours and could fill the memory
 # What a foreign or damaged file can cause; RecursionError by deeply nested JSON.

@@ -148,14 +148,25 @@ def sample_responses(
     tool_use: ToolUse | None,
 ) -> list[Group]:
     """Sample responses to numbered problems; with tools they are conversations, whose last messages are graded."""
-    conversations: list[Conversation] = []
     if tool_use is None:
-        sampled = sampler.sample(prompts, step, options)
+        return as_samples(policy, problems, prompts, sampler.sample(prompts, step, options))
+    sampled, held = tool_use.sample(sampler, [problem for _, problem in problems], prompts, step, options)
+    return as_samples(policy, problems, prompts, sampled, held)
+
+
+def as_samples(
+    policy: Policy,
+    problems: Sequence[tuple[int, Problem]],
+    prompts: Sequence[PromptTokens],
+    sampled: Sequence[Sequence[Response]],
+    conversations: Sequence[Conversation] | None = None,
+) -> list[Group]:
+    """Return the responses to numbered problems as samples; of conversations the last messages are graded."""
+    if conversations is None:
         texts = policy.decode_batch([response.tokens.tolist() for responses in sampled for response in responses])
     else:
-        sampled, conversations = tool_use.sample(sampler, [problem for _, problem in problems], prompts, step, options)
         texts = [conversation.last_message for conversation in conversations]
-    texts_left, held = iter(texts), iter(conversations)
+    texts_left, held = iter(texts), iter(conversations or ())
     return [
         [Sample(problem, next(texts_left), prompt.ids, response, number, next(held, None)) for response in responses]
         for (number, problem), prompt, responses in zip(problems, prompts, sampled, strict=True)

@@ -174,6 +174,10 @@ class DifficultyPools:
             self.position = unseen[waiting[UNSEEN][0]]
         elif unseen:
             self.position = max(unseen.values()) + 1
+        # With partial rollouts, others are chosen before these are observed.
+        for index in chosen:
+            if (pool := self.pool_of(index)) != UNSEEN:
+                self.pools[pool][index] = self.pools[pool].pop(index)
         # A task may have fewer problems than there are prompts.
         return [chosen[n % len(chosen)] for n in range(len(numbers))]
 

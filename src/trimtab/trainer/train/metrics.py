@@ -32,6 +32,7 @@ from trimtab.trainer.model import UpdateResult
 from trimtab.trainer.train.agents import AGENT_METRICS
 from trimtab.trainer.train.conversations import CONVERSATION_METRICS, conversation_metrics
 from trimtab.trainer.train.gates import has_reward_spread
+from trimtab.trainer.train.partial_rollouts import lag_metrics
 from trimtab.trainer.train.reporting import SampleText
 from trimtab.trainer.train.rollouts import accuracy_by_source
 from trimtab.trainer.train.scoring import Experience
@@ -64,6 +65,12 @@ METRICS: dict[str, str] = {
     "eval/seen_share": "share of the held-out problems whose prompts are also trained on; logged only if there are any",
     "groups/dropped": "groups that dynamic sampling or another gate refused",
     "groups/mixed_share": "share of groups whose rewards differ; in all other groups the advantages are zero",
+    "lag/max": "maximum over tokens of how many steps older than the present weights those are that sampled it; this "
+    "and all metrics of this area only with rollout.max_lag",
+    "lag/mean": "mean over tokens of how many steps older than the present weights those are that sampled it",
+    "lag/spans_mean": "mean number of weight versions that sampled a response",
+    "lag/unfinished": "number of responses that later steps begin or go on with",
+    "lag/waiting": "number of groups that are finished and wait for a later step",
     "policy/entropy": "mean entropy over the step's response tokens, before the first update (nats)",
     "policy/entropy_median": "median entropy over the tokens",
     "policy/entropy_p90": "90th percentile of the entropy over the tokens",
@@ -82,7 +89,7 @@ METRICS: dict[str, str] = {
     "reward/too_costly_share": "share of sampled responses whose answer took too long to check",
     "sampler/effective_sample_share": "effective sample size of the ratios trainer / sampler as a share of the "
     "tokens, (sum w)^2 / (n sum w^2), before the first update: 1 if all ratios are equal, small if a few tokens hold "
-    "most of the weight",
+    "most of the weight; with rollout.max_lag, older weights have sampled some of them",
     "sampler/mismatch_max": "maximum over tokens of |log-prob of the sampler - log-prob of the trainer|",
     "sampler/mismatch_mean": "mean over tokens of |log-prob of the sampler - log-prob of the trainer|",
     "time/checkpoint": "seconds spent on writing checkpoints since the step before",
@@ -150,7 +157,9 @@ def step_metrics(
     rollouts, batch = experience.rollouts, experience.batch
     metrics: dict[str, float] = {"groups/dropped": rollouts.dropped_groups, "tokens/count": batch.tokens}
     metrics |= rollouts.curriculum
-    metrics |= _token_metrics(batch) | _response_metrics(rollouts.responses, config or RewardConfig())
+    if experience.lags is not None:
+        metrics |= {**rollouts.lag, **lag_metrics([each.response for each in rollouts.responses], experience.lags)}
+    metrics |= _token_metrics(experience) | _response_metrics(rollouts.responses, config or RewardConfig())
     metrics |= _verdict_shares([*rollouts.responses, *rollouts.excluded])
     metrics |= _conversation_metrics([*rollouts.responses, *rollouts.excluded])
     metrics["reward/excluded"] = len(by_rollout(rollouts.excluded))
@@ -168,14 +177,19 @@ def step_metrics(
     return metrics
 
 
-def _token_metrics(batch: TokenBatch) -> dict[str, float]:
+def _token_metrics(experience: Experience) -> dict[str, float]:
+    batch = experience.batch
     if not batch.tokens:
         return {}
     assert batch.entropy is not None and batch.sampler_logp is not None
+    values = {"policy/entropy": batch.entropy.mean()}
     mismatch = (batch.sampler_logp - batch.old_logp).abs()
-    values = {"policy/entropy": batch.entropy.mean(), "sampler/mismatch_mean": mismatch.mean()}
-    values |= {"sampler/mismatch_max": mismatch.max(), **token_signals(batch)}
-    ratios = ratio_sums(batch.old_logp, batch.sampler_logp)
+    if experience.lags is not None:  # older weights differ for another reason
+        mismatch = mismatch[torch.from_numpy(experience.lags == 0).to(mismatch.device)]
+    if len(mismatch):
+        values |= {"sampler/mismatch_mean": mismatch.mean(), "sampler/mismatch_max": mismatch.max()}
+    values |= token_signals(batch)
+    ratios = ratio_sums(batch.judged_logp, batch.sampler_logp)
     # One copy for all of them: each copy from a GPU waits for it.
     *numbers, total, squares = torch.stack([value.double() for value in (*values.values(), *ratios)]).tolist()
     share = effective_sample_share(total, squares, batch.tokens)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trimtab.objectives import Objective, Plan, TokenBatch, token_bytes
 from trimtab.record import (
@@ -101,6 +103,8 @@ def record_step(
         # In all updates or in none: a column that one of them lacks would be lost.
         if any(response.response.observed for response in experience.rollouts.responses):
             record.columns["tool_tokens"] = torch.from_numpy(tool_tokens(update.minibatch.transcripts))
+        if experience.lags is not None:
+            record.columns["version"] = torch.from_numpy(versions_of(experience, update.minibatch))
     recorder.record_step(
         step,
         experience.rollouts.responses,
@@ -108,6 +112,14 @@ def record_step(
         observed_entropy=observed_entropy(experience.batch),
         controllers=objective.state_dict(),
     )
+
+
+def versions_of(experience: Experience, minibatch: Minibatch) -> NDArray[np.int32]:
+    """Return for every token of a mini-batch how many steps the weights that sampled it were trained for."""
+    assert experience.lags is not None
+    offsets, last = experience.batch.offsets, minibatch.first + minibatch.batch.responses
+    versions: NDArray[np.int64] = experience.rollouts.step - experience.lags[offsets[minibatch.first] : offsets[last]]
+    return versions.astype(np.int32)
 
 
 def observed_entropy(batch: TokenBatch) -> float | None:

@@ -8,12 +8,19 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
-from trimtab.data import Group, Problem, Sample, SamplingOptions, by_rollout, stream_index
+from trimtab.data import Group, Problem, Response, Sample, SamplingOptions, by_rollout, stream_index
 from trimtab.grading import RuleErrors, Verdict
 from trimtab.text import one_line, shorten
 from trimtab.trainer.train.agents import agent_evaluation_metrics
-from trimtab.trainer.train.conversations import conversation_text, evaluation_metrics, sample_responses, set_verdicts
+from trimtab.trainer.train.conversations import (
+    as_samples,
+    conversation_text,
+    evaluation_metrics,
+    sample_responses,
+    set_verdicts,
+)
 from trimtab.trainer.train.gates import build_gates, mean_reward, refused_by
+from trimtab.trainer.train.partial_rollouts import PartialGroup, finish_groups
 from trimtab.trainer.train.prompts import encode_prompts
 from trimtab.trainer.train.reporting import SampleText
 from trimtab.trainer.train.rewards import choose_flips, grade_terms, refuse_noisy_numbers, set_reward
@@ -28,7 +35,8 @@ class Rollouts:
     """The samples of a step, in the order of training and split into mini-batches.
 
     `position` is where the next step starts in the stream of prompts. `noisy`: `reward.noise` is on. `curriculum` has
-    the metrics of the recipe's curriculum, if it has one.
+    the metrics of the recipe's curriculum, if it has one, and `lag` those of partial rollouts. `step` is how many steps
+    the policy has been trained for.
     """
 
     responses: list[Sample]
@@ -38,6 +46,8 @@ class Rollouts:
     excluded: Sequence[Sample] = ()
     noisy: bool = False
     curriculum: Mapping[str, float] = field(default_factory=dict)
+    lag: Mapping[str, float] = field(default_factory=dict)
+    step: int = 0
 
 
 @dataclass
@@ -64,6 +74,8 @@ def collect_rollouts(trainer: Trainer, progress: RunProgress) -> Rollouts:
         excluded,
         noisy=trainer.config.reward.noise > 0,
         curriculum=curriculum_metrics(trainer, found),
+        lag=partial_metrics(trainer),
+        step=progress.step,
     )
 
 
@@ -73,14 +85,20 @@ def sample_groups(trainer: Trainer, progress: RunProgress) -> SampledGroups:
     options = config.sampling_options(rollout.samples)
     gates = build_gates(config)
     found = SampledGroups(progress.position)
-    for _ in range(rollout.dynamic_max_rounds if gates else 1):
+    for _ in range(most_rounds(trainer)):
         missing = rollout.prompts - len(found.admitted)
-        count = int(missing * rollout.dynamic_oversample) if gates else missing
-        # A prompt's number seeds its samples, so results do not depend on the round it came in.
-        numbers = range(found.position, found.position + count)
-        chosen = choose_problems(trainer, numbers)
+        end, begun = found.position, None
+        if trainer.partial is None:
+            end += int(missing * rollout.dynamic_oversample) if gates else missing
+            # A prompt's number seeds its samples, so results do not depend on the round it came in.
+            numbers: Sequence[int] = range(found.position, end)
+            chosen = choose_problems(trainer, range(found.position, end))
+        else:
+            taken, end = finish_partial_groups(trainer, found, progress.step, options)
+            numbers, chosen = [each.number for each in taken], [each.problem for each in taken]
+            begun = [each.responses for each in taken]
         problems = [(number, trainer.task[index]) for number, index in zip(numbers, chosen, strict=True)]
-        sampled = sample_and_grade(trainer, problems, progress.step, options, True)
+        sampled = sample_and_grade(trainer, problems, progress.step, options, True, begun)
         if trainer.curriculum is not None and trainer.world.leads:
             trainer.curriculum.observe(list(zip(chosen, map(mean_reward, sampled), strict=True)))
         # One rank decides: a gate of the user's own may have state.
@@ -91,10 +109,56 @@ def sample_groups(trainer: Trainer, progress: RunProgress) -> SampledGroups:
         found.sampled += len(sampled)
         found.refused.update(filter(None, refused))
         # Prompts after the last group that is used are sampled again by the next step: none is skipped.
-        found.position = used[-1][0].group + 1 if len(used) == missing else found.position + count
+        again = trainer.partial is None and len(used) == missing
+        found.position = used[-1][0].group + 1 if again else end
         if len(found.admitted) == rollout.prompts:
             break
     return found
+
+
+def most_rounds(trainer: Trainer) -> int:
+    """Return how often a step may sample prompts in place of groups that a gate refuses, the first time included."""
+    rollout = trainer.config.rollout
+    if not trainer.config.gates:
+        return 1
+    # Of partial rollouts a round takes no more groups than are missing: others are on their way already.
+    oversample = 1.0 if trainer.partial is None else rollout.dynamic_oversample
+    return int(rollout.dynamic_max_rounds * oversample)
+
+
+def finish_partial_groups(
+    trainer: Trainer, found: SampledGroups, step: int, options: SamplingOptions
+) -> tuple[list[PartialGroup], int]:
+    """Begin groups as far as there is room, and sample until as many as the step misses are finished.
+
+    Return the oldest of these, and the position after the prompts that were begun.
+    """
+    partial, world, config = trainer.partial, trainer.world, trainer.config.rollout
+    assert partial is not None
+    missing = config.prompts - len(found.admitted)
+    numbers = range(found.position, found.position + partial.room(len(found.admitted)))
+    if numbers:
+        partial.begin(numbers, choose_problems(trainer, numbers), step, options.samples)
+    finished, unfinished = partial.split(options)
+    count = missing - len(finished)
+    if count > 0:
+        # Dealt in turn: all ranks have as many groups, or one less, of every age, and finish as many, or one less.
+        own, own_count = unfinished[world.rank :: world.size], len(range(world.rank, count, world.size))
+        problems = [(group.number, trainer.task[group.problem]) for group in own]
+        prompts = encode_prompts(trainer.policy, problems, config.max_prompt_tokens, config.max_new_tokens)
+        with trainer.timed("time/sampling"):
+            if own_count or trainer.policy.sharded:  # all processes of a sharded policy gather its weights
+                finish_groups(trainer.sampler, own if own_count else [], prompts, own_count, step, options)
+        for rank, responses in enumerate(world.gather([group.responses for group in own])):
+            for group, theirs in zip(unfinished[rank :: world.size], responses, strict=True):
+                group.responses = list(theirs)
+    return partial.take(missing, options), numbers.stop
+
+
+def partial_metrics(trainer: Trainer) -> dict[str, float]:
+    """Return the metrics of groups that are begun and not trained; none without partial rollouts."""
+    options = trainer.config.sampling_options(trainer.config.rollout.samples)
+    return {} if trainer.partial is None else trainer.partial.metrics(options)
 
 
 def choose_problems(trainer: Trainer, numbers: range) -> Sequence[int]:
@@ -121,17 +185,19 @@ def sample_and_grade(
     step: int,
     options: SamplingOptions,
     training: bool = False,
+    begun: Sequence[Sequence[Response]] | None = None,
 ) -> list[Group]:
     """Sample responses to numbered problems and grade them; return one group per problem.
 
-    In training there are also the rewards of `reward.terms`, and `reward.noise` flips some verdicts. Each of several
-    processes samples and grades its share of the problems. Rank 0 gets all groups; in training the others get what they
-    plan and train with.
+    With `begun` these are the responses, and nothing is sampled. In training there are also the rewards of
+    `reward.terms`, and `reward.noise` flips some verdicts. Each of several processes samples and grades its share of
+    the problems. Rank 0 gets all groups; in training the others get what they plan and train with.
     """
     world = trainer.world
-    own = problems[world.share(len(problems))]
-    groups = sample_and_grade_alone(trainer, own, step, options, training) if own else []
-    if trainer.policy.sharded and not own:
+    share = world.share(len(problems))
+    own, own_begun = problems[share], None if begun is None else begun[share]
+    groups = sample_and_grade_alone(trainer, own, step, options, training, own_begun) if own else []
+    if trainer.policy.sharded and not own and begun is None:
         _sample_nothing(trainer, step, options)
     if not world.parallel:
         return groups
@@ -159,13 +225,18 @@ def _sample_nothing(trainer: Trainer, step: int, options: SamplingOptions) -> No
 
 
 def sample_and_grade_alone(
-    trainer: Trainer, problems: Sequence[tuple[int, Problem]], step: int, options: SamplingOptions, training: bool
+    trainer: Trainer,
+    problems: Sequence[tuple[int, Problem]],
+    step: int,
+    options: SamplingOptions,
+    training: bool,
+    begun: Sequence[Sequence[Response]] | None = None,
 ) -> list[Group]:
-    """Sample and grade in this process."""
+    """Sample, unless that was done before, and grade in this process."""
     rewards, limit = trainer.config.reward, trainer.config.rollout.max_new_tokens
     noise = rewards.noise if training else 0.0
     with trainer.timed("time/sampling"):
-        groups = sample(trainer, problems, step, options)
+        groups = sample(trainer, problems, step, options, begun)
     samples = [sample for group in groups for sample in group]
     with trainer.timed("time/grading"):
         set_verdicts(samples)
@@ -191,7 +262,11 @@ def sampled_by_others(samples: Sequence[Sample]) -> list[int]:
 
 
 def sample(
-    trainer: Trainer, problems: Sequence[tuple[int, Problem]], step: int, options: SamplingOptions
+    trainer: Trainer,
+    problems: Sequence[tuple[int, Problem]],
+    step: int,
+    options: SamplingOptions,
+    begun: Sequence[Sequence[Response]] | None = None,
 ) -> list[Group]:
     """Sample responses to numbered problems; with tools they are conversations, whose last messages are graded.
 
@@ -201,6 +276,8 @@ def sample(
         return trainer.agent_use.sample(trainer.sampler, problems, step, options)
     limits, policy, tool_use = trainer.config.rollout, trainer.policy, trainer.tool_use
     prompts = encode_prompts(policy, problems, limits.max_prompt_tokens, limits.max_new_tokens, tool_use)
+    if begun is not None:
+        return as_samples(policy, problems, prompts, begun)
     return sample_responses(policy, trainer.sampler, problems, prompts, step, options, tool_use)
 
 

@@ -105,7 +105,7 @@ class Run:
         keep_output(self.folder.rule_output)
         problems = check_problems(self.config, warms_up=not resumed)
         self._check_inputs(run_inputs(self.config, problems))
-        if note := hub_note(self.config.model.path):
+        for note in filter(None, (hub_note(self.config.model.path), self.config.lag_note)):
             message(note)
         trainer = self.trainer = build_trainer(self.config, problems, self.world)
         set_threads(self.config, trainer.policy.num_weights)

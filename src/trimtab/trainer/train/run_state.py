@@ -120,6 +120,8 @@ def save_checkpoint(folder: Path, trainer: Trainer, progress: RunProgress, keep:
     if trainer.loss_scale is not None:
         state["loss_scale"] = trainer.loss_scale.state_dict()
     tensors = trainer.together(gather_tensors)
+    if trainer.partial is not None:
+        tensors = {**tensors, "rollouts": trainer.partial.state()}
     checkpoints.save(folder, progress.step, tensors, state, keep)
 
 
@@ -165,6 +167,10 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
             trainer.curriculum.load_state_dict(saved.state["curriculum"])
         if trainer.loss_scale is not None:
             trainer.loss_scale.load_state_dict(saved.state["loss_scale"])
+        if trainer.partial is not None:
+            vocabulary = int(trainer.policy.lm_head.weight.shape[0])  # type: ignore[index]
+            samples, problems = trainer.config.rollout.samples, len(trainer.task)
+            trainer.partial.load_state(saved.tensors["rollouts"], samples, saved.step, problems, vocabulary)
         # Checksums prove that nothing was damaged, not that the numbers make sense.
         for name in asdict(progress):
             value = saved.state["progress"][name]
@@ -178,7 +184,8 @@ def restore_checkpoint(saved: checkpoints.Checkpoint, trainer: Trainer, progress
 def load_start(trainer: Trainer, progress: RunProgress) -> str:
     """Bring a new run to the checkpoint that `model.start_from` names, if any; return in words what was taken.
 
-    Its prompts, and its curriculum, go on where that run's ended, if both take the same ones.
+    Its prompts, and its curriculum, go on where that run's ended, if both take the same ones. Of partial rollouts that
+    run keeps what is not finished.
     """
     config = trainer.config
     if config.model.start_from is None:

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trimtab.data import Sample, rollout_ids
 from trimtab.objectives import Moments, NotFiniteError, Objective, TokenBatch, segment_ids
@@ -21,6 +22,7 @@ from trimtab.trainer.model import (
     to_device,
     tool_tokens,
 )
+from trimtab.trainer.train.partial_rollouts import token_lags
 from trimtab.trainer.train.rewards import separate_rewards
 from trimtab.trainer.train.rollouts import Rollouts
 from trimtab.trainer.train.trainer import Trainer
@@ -42,12 +44,16 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class Experience:
-    """The scored rollouts of a step. With a score that is not finite (`nonfinite`) there are no tokens to train on."""
+    """The scored rollouts of a step. With a score that is not finite (`nonfinite`) there are no tokens to train on.
+
+    `lags` says of every token, where it is known, how many steps older the weights are that sampled it.
+    """
 
     rollouts: Rollouts
     batch: TokenBatch
     transcripts: list[Transcript]
     nonfinite: NotFiniteError | None = None
+    lags: NDArray[np.int64] | None = None
 
     def minibatches(self, passes: int = 1) -> Iterator[Minibatch]:
         """Yield the mini-batches of the step's updates, all of them once per pass."""
@@ -62,10 +68,29 @@ class Experience:
 def score_rollouts(trainer: Trainer, rollouts: Rollouts) -> Experience:
     """Score the rollouts of a step; a value that is not finite makes the step an empty one."""
     transcripts = transcripts_of(rollouts.responses)
+    lags = token_lags([sample.response for sample in rollouts.responses], rollouts.step)
     try:
-        return Experience(rollouts, score_responses(trainer, rollouts.responses, transcripts), transcripts)
+        batch = score_responses(trainer, rollouts.responses, transcripts)
     except NotFiniteError as error:
         return Experience(rollouts, empty_batch(trainer.policy, trainer.objective), transcripts, error)
+    if lags is not None:
+        batch = with_sampled_logp(batch, lags, trainer.objective)
+    return Experience(rollouts, batch, transcripts, lags=lags)
+
+
+def with_sampled_logp(batch: TokenBatch, lags: NDArray[np.int64], objective: Objective) -> TokenBatch:
+    """Return the batch whose ratios are to the weights that sampled each token.
+
+    Rules go on judging tokens by the present policy, whose entropies and moments the batch has. An objective that reads
+    the sampler's log-probabilities by itself, as corrections do, gets its batch as it is.
+    """
+    if "sampler_logp" in objective.needs:
+        return batch
+    assert batch.sampler_logp is not None
+    is_old = torch.from_numpy(lags > 0).to(batch.old_logp.device)
+    # Where the weights are the present ones, both are of the same policy, and the scored ones have the trainer's
+    # precision.
+    return replace(batch, old_logp=torch.where(is_old, batch.sampler_logp, batch.old_logp), current_logp=batch.old_logp)
 
 
 def transcripts_of(samples: Sequence[Sample]) -> list[Transcript]:

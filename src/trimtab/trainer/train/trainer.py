@@ -28,6 +28,7 @@ from trimtab.trainer.train.agents import AgentUse, build_agent_pool, build_agent
 from trimtab.trainer.train.build import build_policy, build_reference, build_sampler, build_tasks
 from trimtab.trainer.train.conversations import ToolUse, build_tool_use, build_tools
 from trimtab.trainer.train.curriculum import Curriculum, build_curriculum
+from trimtab.trainer.train.partial_rollouts import PartialRollouts
 from trimtab.trainer.train.prompts import drop_long_prompts
 
 # glibc's mallopt: which option, and its value in bytes.
@@ -68,6 +69,7 @@ class Trainer:
     tool_use: ToolUse | None = None
     agent_use: AgentUse | None = None
     curriculum: Curriculum | None = None  # none: the uniform stream of problems
+    partial: PartialRollouts | None = None  # none: every step samples its responses whole
     seen_share: float = 0.0  # of the held-out problems, that are also trained on
     world: World = field(default_factory=World)
     loss_scale: LossScale | None = None  # in fp16
@@ -200,8 +202,10 @@ def build_trainer(
             if started is not None:
                 started.close()
         raise
+    lag, prompts = config.rollout.max_lag, config.rollout.prompts
     return Trainer(
         curriculum=curriculum,
+        partial=PartialRollouts((1 + lag) * prompts) if lag else None,
         config=config,
         policy=policy,
         sampler=sampler,

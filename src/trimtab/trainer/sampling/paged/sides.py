@@ -96,15 +96,15 @@ class RequestSide:
         groups: dict[tuple[int, ...], SequenceGroup] = {}
         for sequence in self.requests.take(block=idle):
             follows = self._answered.get(sequence.request.follows) if sequence.request.follows else None
-            prompt = tuple(sequence.prompt)
-            if follows is None and prompt in groups:
-                groups[prompt].waiting.append(sequence)
+            prefix = tuple(sequence.ids)
+            if follows is None and prefix in groups:
+                groups[prefix].waiting.append(sequence)
                 continue
-            group = SequenceGroup(prompt, deque([sequence]))
+            group = SequenceGroup(prefix, deque([sequence]))
             if follows is None:
-                groups[prompt] = group
+                groups[prefix] = group
             self.scheduler.add(group, follows)
-        self.scheduler.remove_waiting(_is_cancelled)
+        self.scheduler.remove_waiting(_is_waived)
 
     def submit(self) -> None:
         """Do nothing: answers are given as soon as they are over, because somebody waits for each."""
@@ -114,15 +114,16 @@ class RequestSide:
         # Not while the next interval runs: what `request.stop` ends need not run in it, and nobody waits longer.
         self.scheduler.append_outputs()
         ends = self.requests.eos_token_ids
-        over = [slot for slot, sequence in self.scheduler.running.items() if sequence.is_over(ends)]
-        sequences = [self.scheduler.running[slot] for slot in over]
-        self.scheduler.keep(over)
-        for sequence in sequences:
-            assert isinstance(sequence, ServedSequence)
-            self._answered[sequence.request] = sequence.where
-            self.requests.answer(sequence)
+        # Again after some were answered: an answer may halt others.
+        while over := [slot for slot, sequence in self.scheduler.running.items() if sequence.is_over(ends)]:
+            sequences = [self.scheduler.running[slot] for slot in over]
+            self.scheduler.keep(over)
+            for sequence in sequences:
+                assert isinstance(sequence, ServedSequence)
+                self._answered[sequence.request] = sequence.where
+                self.requests.answer(sequence)
         return []
 
 
-def _is_cancelled(sequence: SampledSequence) -> bool:
-    return isinstance(sequence, ServedSequence) and sequence.request.cancelled
+def _is_waived(sequence: SampledSequence) -> bool:
+    return isinstance(sequence, ServedSequence) and sequence.is_waived
