@@ -67,12 +67,18 @@ class Outcome:
         return self.tokens / self.seconds
 
 
-def simulate(load: Load, gpu: Gpu) -> Outcome:
-    """Run the scheduler until all responses have their lengths."""
+def device_rates() -> tuple[float, float]:
+    """Return bytes and operations per second, as measured."""
     measured = json.loads((RESULTS / "sampler-h200.json").read_text())
     bandwidth = measured["copy_bytes_per_second"]
     bandwidth *= measured["Qwen3-8B shape, 64 sequences, up to 4096"]["share_of_limit"]
-    operations = PEAK * json.loads((RESULTS / "mfu-h200.json").read_text())["share_of_peak"][-1]["score_share_of_peak"]
+    share = json.loads((RESULTS / "mfu-h200.json").read_text())["share_of_peak"][-1]["score_share_of_peak"]
+    return bandwidth, PEAK * share
+
+
+def simulate(load: Load, gpu: Gpu) -> Outcome:
+    """Run the scheduler until all responses have their lengths."""
+    bandwidth, operations = device_rates()
     prompts = [PromptTokens([1] * load.prompt, number) for number in range(load.responses // load.samples)]
     groups = new_sequences(prompts, 0, SamplingOptions(load.samples, load.longest))
     lengths = made_lengths(groups, load)
