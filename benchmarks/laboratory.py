@@ -42,6 +42,7 @@ CURVES = (
     "policy/entropy", "groups/mixed_share", "reward/accuracy", "response/length_mean", "update/clip_share",
     "update/grad_norm", "tokens/silenced_share", "tokens/spurious_share", "tokens/top_gradient_share",
     "s2t/candidate_share", "tokens/boosted_share", "stare/gate_open", "stare/weight",
+    "lag/mean", "lag/max", "lag/spans_mean", "sampler/effective_sample_share",
     "trim/drive", "trim/leverage", "trim/predicted_change", "trim/saturated", "trim/target", "trim/weight",
 )  # fmt: skip
 STUDY = (
@@ -143,6 +144,14 @@ PARTS = {
             "run.steps=400 curriculum.gates=['mixed','mean_reward'] curriculum.mean_above=0.2 "
             "curriculum.mean_below=0.8",
         ),
+        seeds=(0, 1, 2),
+    ),
+    "lag": Part(  # the correction is the identity without a lag
+        "partial rollouts, on responses of very different lengths",
+        "benchmarks/ragged.toml",
+        ("dapo + tis",),
+        settings=("update.old_stats=scored",),
+        variants=tuple(f"rollout.max_lag={lag}" for lag in (0, 1, 2, 4)),
         seeds=(0, 1, 2),
     ),
     "length": Part(  # a problem of more changes is solved in more tokens of the same kind

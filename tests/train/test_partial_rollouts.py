@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.parallel.thread_ranks import train_ranks, use_sgd
+from helpers.parallel.thread_ranks import on_ranks, thread_worlds, train_ranks, use_sgd
 from helpers.train.ragged import RaggedSampler
 from helpers.train.scripted import scripted_trainer, small_config
 from helpers.train.short_runs import RunProcess, contents, differences, recipe, trained
@@ -283,6 +284,17 @@ def test_all_ranks_have_the_same_groups_and_train_as_many() -> None:
     assert torch.equal(ranks[0].weights, ranks[1].weights)
     numbers = {group for group, _ in seen} | {group.number for group in first.groups}
     assert numbers == set(range(ranks[0].progress.position))
+
+
+def test_a_rank_that_need_not_finish_a_group_takes_part_in_sampling_of_a_sharded_policy(policy: Policy) -> None:
+    trainer, sampler = lagging_trainer(replace(policy, sharded=True), 2, rollout={"prompts": 1})
+    worlds = thread_worlds(2)
+    trainers = [replace(trainer, world=world, partial=PartialRollouts(3), seconds={}) for world in worlds]
+    found = on_ranks(worlds, lambda rank: steps_of(trainers[rank], sampler, 4))
+    for one, other in zip(*found, strict=True):
+        assert [s.response for g in one.admitted for s in g] == [s.response for g in other.admitted for s in g]
+        assert len(one.admitted) == 1
+    assert [] in sampler.asked, "one of them was called with nothing to sample"
 
 
 def test_micro_batches_change_nothing_but_rounding() -> None:

@@ -144,11 +144,12 @@ def finish_partial_groups(
     if count > 0:
         # Dealt in turn: all ranks have as many groups, or one less, of every age, and finish as many, or one less.
         own, own_count = unfinished[world.rank :: world.size], len(range(world.rank, count, world.size))
-        problems = [(group.number, trainer.task[group.problem]) for group in own]
+        sampled = own if own_count else []
+        problems = [(group.number, trainer.task[group.problem]) for group in sampled]
         prompts = encode_prompts(trainer.policy, problems, config.max_prompt_tokens, config.max_new_tokens)
         with trainer.timed("time/sampling"):
-            if own_count or trainer.policy.sharded:  # all processes of a sharded policy gather its weights
-                finish_groups(trainer.sampler, own if own_count else [], prompts, own_count, step, options)
+            if sampled or trainer.policy.sharded:  # all processes of a sharded policy gather its weights
+                finish_groups(trainer.sampler, sampled, prompts, own_count, step, options)
         for rank, responses in enumerate(world.gather([group.responses for group in own])):
             for group, theirs in zip(unfinished[rank :: world.size], responses, strict=True):
                 group.responses = list(theirs)
