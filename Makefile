@@ -83,8 +83,8 @@ NEWEST := .venv-newest
 TORCH := $(shell grep '^torch==' constraints.txt)
 RANGE_TESTS := tests/test_cli.py tests/test_startup.py tests/config tests/cli/test_train_cli.py tests/cli/test_display.py \
 	tests/model/test_pretrained.py tests/model/test_prompts.py tests/model/test_update.py tests/sampling/test_native.py \
-	tests/agents/test_tokens_in_tokens_out.py tests/record/test_record_reader.py tests/record/test_record_writer.py \
-	tests/evaluate/test_endpoint.py tests/grading/test_math_rule.py tests/train/test_resume.py
+	tests/agents/test_tokens_in_tokens_out.py tests/agents/test_endpoint.py tests/record/test_record_reader.py \
+	tests/record/test_record_writer.py tests/evaluate/test_endpoint.py tests/grading/test_math_rule.py tests/train/test_resume.py
 
 test-oldest: $(OLDEST)/.ready
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 $(RANGE_TESTS)

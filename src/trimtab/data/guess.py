@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from openai import OpenAI
     from openai.types.chat import ChatCompletionMessageParam
 
-TRIES, GAMES, MOST, TEST_ONE_IN = 3, 100, 7, 8  # seven numbers are found in three tries by halving
+TRIES, GAMES, MOST, TEST_ONE_IN = 3, 100, 5, 8  # three tries that ignore the hints find three of the five
 
 
 def problems(split: Split = "train") -> FixedTask:
-    """Games with a number from 1 to 7, as `42= `; the warm start's solution is any of these numbers."""
+    """Games with a number from 1 to 5, as `42= `; the warm start's solution is any of these numbers."""
     found = []
     for game, secret in product(range(GAMES), range(1, MOST + 1)):
         asked = f"{game}= "
