@@ -150,7 +150,7 @@ PARTS = {
         "partial rollouts, on responses of very different lengths",
         "benchmarks/ragged.toml",
         ("dapo + tis",),
-        settings=("update.old_stats=scored",),
+        settings=("update.old_stats=scored", "rollout.prompts=16", "run.steps=80", "run.eval_every=20"),
         variants=tuple(f"rollout.max_lag={lag}" for lag in (0, 1, 2, 4)),
         seeds=(0, 1, 2),
     ),
