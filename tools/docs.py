@@ -214,6 +214,7 @@ def alarms_page() -> str:
     made = {
         "alarms": alarm_list,
         "measured": alarms_measured,
+        "ratios": alarms_of_ratios,
         "real": alarms_on_real_runs,
         "collapse": lambda: COLLAPSE_DEFINITION,
         "thresholds": alarm_thresholds,
@@ -242,6 +243,12 @@ def alarm_thresholds() -> str:
 def alarms_measured() -> str:
     """Detection, lead time and false alarms on addition, as `benchmarks/alarms.py` wrote them."""
     path = RESULTS / "alarms-demo.md"
+    return path.read_text().strip() if path.exists() else ""
+
+
+def alarms_of_ratios() -> str:
+    """Lead times of the alarms of ratios, as `benchmarks/alarms_ratios.py` wrote them."""
+    path = RESULTS / "alarms-ratios.md"
     return path.read_text().strip() if path.exists() else ""
 
 
