@@ -26,7 +26,7 @@ from trimtab.trainer.train.trainer import Trainer
 STEPS = 20 if THOROUGH else 3
 METHOD_STEPS = 20 if THOROUGH else 2
 SIZES = (2, 4) if THOROUGH else (3,)
-SOME_METHODS = ("grpo", "stapo", "stare", "sspo", "gspo", "gmpo", "kl_cov", "lp_reg")
+SOME_METHODS = ("grpo", "stapo", "stare", "sspo", "gspo", "gmpo", "kl_cov", "lp_reg", "otb", "gdpo")
 # How far the weights may be from one process's, as a share of the way that they have gone (Euclidean norms). Gradients
 # differ by about 1e-6 of their size, because their addends are in another order.
 TOLERANCE = 1e-3 if THOROUGH else 1e-4
@@ -61,6 +61,11 @@ FEATURES: dict[str, dict[str, str]] = {
     "reference": {"objective": '"grpo + kl"', "model.reference": '"start"', "update.per_step": "2"},
     "reward noise": {"reward.noise": "0.3"},
     "excluded responses": {"reward.no_answer": '"exclude"', "rollout.samples": "6"},
+    "groups without signal": {"objective": '"dapo"', "objective.count": '"signal"', "update.per_step": "2"},
+    "entropy controllers": {
+        "objective": '"entropic(target=9.0) + repo_r + entrocraft(floor=8.0, ceiling=9.0) + clip_v + steer"',
+        "update.per_step": "2",
+    },
     "small micro-batches": {"update.token_budget": "8", "update.head_chunk": "3"},
 }
 

@@ -135,6 +135,21 @@ def test_statistics_of_the_current_policy_work_with_a_controller(tmp_path: Path)
     assert not differences(contents(tmp_path / "run"), contents(tmp_path / "whole"))
 
 
+@pytest.mark.parametrize(
+    "objective",
+    [
+        "entropic(target=9.0) + repo_r(target=9.0) + entrocraft(floor=8.0, ceiling=9.0, fall_steps=3)",
+        "otb(count=signal)",
+    ],
+)
+def test_entropy_controllers_and_token_baselines_go_on_as_they_were(objective: str, tmp_path: Path) -> None:
+    changes = {"objective": f'"{objective}"'}
+    trained(tmp_path / "whole", changes)
+    trained(tmp_path / "run", {**changes, "run.steps": "3"})
+    trained(tmp_path / "run", changes, resume=True)
+    assert not differences(contents(tmp_path / "run"), contents(tmp_path / "whole"))
+
+
 # --- when a run cannot be resumed
 
 
