@@ -20,6 +20,7 @@ import laboratory_pages
 import laboratory_pictures
 import rival_tables
 import scaling_pages
+import signal_pages
 import study_pages
 import tool_pages
 from command_docs import commands_page
@@ -319,8 +320,8 @@ def scaling_page() -> str:
 
 
 def more_signal_page() -> str:
-    """docs/more-signal.md with the passes that partial rollouts save."""
-    return filled("docs/more-signal.md", {"lag": scaling_pages.lag})
+    """docs/more-signal.md with what was measured filled in."""
+    return filled("docs/more-signal.md", {"signal": signal_pages.table, "lag": scaling_pages.lag})
 
 
 def tools_page() -> str:

@@ -25,7 +25,7 @@ EMPTY = 0.05  # nats: a policy below it says the same thing to a prompt nearly e
 LAST = 0.1  # of a run: the share of its points whose mean is the value at the end
 FIRST = "expression"  # the part that the pictures and most sentences are about
 PARTS = (FIRST, "steps", "long", "ablations", "off-policy", "spurious")  # with a section of their own in docs/study.md
-ELSEWHERE = ("length", "spurious-tokens")  # parts that are not tables of objectives
+ELSEWHERE = ("length", "signal", "spurious-tokens")  # parts that are not tables of objectives
 # What the others are compared with: the same setting under this objective. The ablations vary trim itself.
 REFERENCE, REFERENCES = "dapo", {"ablations": "dapo + trim"}
 # The objectives of the picture and of the sentence below it, with their names there.
