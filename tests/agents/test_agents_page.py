@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from trimtab.agents import NEW_ROOTS, EndpointLimits
 from trimtab.agents.chat_requests import IGNORED, IMPOSED, READ, REFUSED
 from trimtab.data import Problem, user
 from trimtab.engines.options import EngineOptions
-from trimtab.trainer.config import AgentConfig
+from trimtab.trainer.config import AgentConfig, load
 
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
 PROBLEM = Problem(user("7+5="), "12", "exact", "test")
@@ -100,6 +101,15 @@ def test_the_versions_are_those_that_are_tested() -> None:
         ("openai", "dev"), ("smolagents", "dev"), ("verifiers", "verifiers"), ("verl", "engines"), ("TRL", "engines"),
     ]:  # fmt: skip
         assert f"\n{name.lower()}=={found[name]} " in (requirements / f"{file}.txt").read_text(), name
+
+
+def test_every_measured_seed_of_the_recipe_has_learnt() -> None:
+    result = json.loads((Path(__file__).parents[2] / "benchmarks/results/agent-recipe-cpu.json").read_text())
+    steps = load("agent", []).run.steps
+    for run in result["runs"]:
+        (first, before), (last, after) = run["held_out"][0], run["held_out"][-1]
+        assert (first, last) == (0, steps), "measured with another recipe: run benchmarks/agent_recipe.py"
+        assert before < 0.6 < after, "three of five numbers are found without a look at the hints"
 
 
 def test_the_numbers_of_the_example_are_right(capsys: pytest.CaptureFixture[str]) -> None:
