@@ -33,7 +33,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tt.SavedRun:
 
 
 def without_times(records: list[dict[str, float]]) -> list[dict[str, float]]:
-    return [{name: value for name, value in each.items() if not name.startswith("time/")} for each in records]
+    return [
+        {name: value for name, value in each.items() if not name.startswith(("time/", "memory/"))} for each in records
+    ]
 
 
 def test_a_run_from_python_has_the_numbers_and_the_output_of_the_command(

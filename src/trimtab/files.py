@@ -324,6 +324,21 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
+def seen_locked(folder: Path) -> bool | None:
+    """Return whether somebody has locked a folder, without locking it; None if the system does not say.
+
+    `is_locked` holds a lock for a moment, in which a run could not start. Who asks twice a second asks this.
+    """
+    try:
+        inode = str(folder.stat().st_ino)
+        table = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    # By the inode only: some file systems report another device here than `stat` does.
+    rows = (line.split() for line in table.splitlines())
+    return any(row[1:2] == ["FLOCK"] and "WRITE" in row and row[5:6] and row[5].split(":")[-1] == inode for row in rows)
+
+
 def _is_at(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))

@@ -102,7 +102,7 @@ def assert_same_run(ranks: list[Trained], alone: Trained, tolerance: float = TOL
     assert ranks[0].progress == alone.progress
     for step, (several, one) in enumerate(zip(ranks[0].metrics, alone.metrics, strict=True), 1):
         assert several.keys() == one.keys()
-        for name in (name for name in one if not name.startswith("time/")):
+        for name in (name for name in one if not name.startswith(("time/", "memory/"))):
             near = pytest.approx(one[name], rel=METRIC_TOLERANCE, abs=METRIC_TOLERANCE, nan_ok=True)
             assert several[name] == near, f"step {step}: {name}"
     assert distance(ranks[0], alone) < tolerance
@@ -122,7 +122,9 @@ def plan_bits(plan: Any) -> list[tuple[str, bytes]]:
 
 
 def untimed(records: list[dict[str, float]]) -> list[dict[str, str]]:
-    return [{n: repr(value) for n, value in record.items() if not n.startswith("time/")} for record in records]
+    return [
+        {n: repr(value) for n, value in record.items() if not n.startswith(("time/", "memory/"))} for record in records
+    ]
 
 
 def same_tokens(ranks: list[Trained], alone: Trained) -> bool:

@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import json
 import secrets
-import socket
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -24,6 +23,7 @@ from trimtab.agents.connections import bounded_protocol, connections_allowed
 from trimtab.agents.endpoint_limits import EndpointLimits
 from trimtab.agents.request_queue import RequestQueue
 from trimtab.agents.session import Job, Session, sealed_error
+from trimtab.loopback import BACKLOG, LOOPBACK, listen, quiet_server
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 RETRY = "x-stainless-retry-count"  # sent by the openai packages of all languages
 MAX_SEALED = 100_000  # keys that are known as those of sealed rollouts
 MAX_DISCARDED = 256 << 20  # bytes of a body that are read and dropped, so that its client gets to read the refusal
-BACKLOG = 2_048  # connections that wait to be accepted
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed as it is used again
 STOP_SECONDS = 10.0
 THREADS = 4  # that render and tokenize
@@ -53,35 +52,13 @@ class Endpoint:
         self._sealed_order: deque[bytes] = deque()
         self._closed = False
         self._threads = ThreadPoolExecutor(THREADS, "trimtab-chat")
-        # Named as TCP, or asyncio leaves Nagle's algorithm on, and an answer takes 40 ms.
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._socket.bind(("127.0.0.1", 0))
-        self._socket.listen(BACKLOG)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
-        self._server = self._make_server()
+        most = connections_allowed(self.limits.max_connections)
+        self._socket = listen()
+        self.url = f"http://{LOOPBACK}:{self._socket.getsockname()[1]}/v1"
+        bounds = {"http": bounded_protocol(most), "backlog": min(most, BACKLOG)}
+        self._server = quiet_server(self._app(), timeout_keep_alive=KEEP_ALIVE_SECONDS, **bounds)
         self._thread = threading.Thread(target=self._run, name="trimtab-endpoint", daemon=True)
         self._thread.start()
-
-    def _make_server(self) -> Any:
-        import uvicorn
-
-        most = connections_allowed(self.limits.max_connections)
-        config = uvicorn.Config(
-            self._app(),
-            http=bounded_protocol(most),
-            backlog=min(most, BACKLOG),
-            lifespan="off",
-            ws="none",
-            access_log=False,
-            log_config=None,  # uvicorn's own would take over the process's logging
-            log_level="critical",  # it warns of every request that is no HTTP, into a run's display
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=1,
-        )
-        return uvicorn.Server(config)
 
     def _app(self) -> Starlette:
         from starlette.applications import Starlette

@@ -8,6 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -270,6 +271,7 @@ def train(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print plain lines instead of the live display.")] = False,
     gpus: Annotated[int | None, typer.Option(metavar="N", help="Train on N GPUs of this machine.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Serve a page that follows the run.")] = False,
 ) -> None:
     """Train a model. Without a recipe, run the demo, which takes about two minutes on a CPU."""
     from trimtab.cli.launch import launch_run, resolve_request
@@ -287,7 +289,21 @@ def train(
         raise typer.Exit(supervise(gpus, sys.argv[1:], print_error))
     make_optional(sys.stdout)  # metrics and checkpoints are what matters, and they are in files
     collect_as_usual()
+    request = replace(request, watch=watch)
     raise typer.Exit(launch_run(request, quiet=quiet, print_line=typer.echo, print_error=print_error))
+
+
+@app.command(name="watch")
+def watch_runs(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Default: the newest run below runs/.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="The port on this machine; 0 takes a free one.")] = 0,
+) -> None:
+    """Serve a page that follows runs while they train: curves, alarms, responses, tokens. Ctrl-C ends the page only."""
+    from trimtab.insight.watch import newest_run, watch
+
+    watch(runs or [newest_run()], port, typer.echo)
 
 
 @app.command()

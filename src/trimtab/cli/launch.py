@@ -7,8 +7,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class TrainRequest:
     out: Path | None = None
     resume: Path | None = None
     name: str | None = None
+    watch: bool = False  # whether a page follows the run
 
 
 def resolve_request(
@@ -167,9 +168,39 @@ def train_in_folder(
     request: TrainRequest, world: World, *, quiet: bool, print_line: PrintLine, print_error: PrintLine
 ) -> EndedRun:
     """Train, write the report, print a summary; say why a run that can be resumed has stopped, return other errors."""
+    folder = RunFolder(request.resume or request.out or claim_folder(request))
+    with _watched(request, folder, print_line, print_error):
+        return _train_here(request, folder, world, quiet=quiet, print_line=print_line, print_error=print_error)
+
+
+@contextmanager
+def _watched(request: TrainRequest, folder: RunFolder, print_line: PrintLine, print_error: PrintLine) -> Iterator[None]:
+    """Have a page follow the run, if it is asked for."""
+    if not request.watch:
+        yield
+        return
+    from trimtab.insight.watch import start_watch
+
+    beside = start_watch(folder.path)
+    print_line(f"watch: {beside.address}")
+    try:
+        yield
+    finally:
+        if problem := beside.stop():
+            print_error(f"warning: {problem}")
+
+
+def _train_here(
+    request: TrainRequest,
+    folder: RunFolder,
+    world: World,
+    *,
+    quiet: bool,
+    print_line: PrintLine,
+    print_error: PrintLine,
+) -> EndedRun:
     from trimtab.insight.alarms import alarm_monitor  # here: a dry run starts without them
 
-    folder = RunFolder(request.resume or request.out or claim_folder(request))
     reporter = make_reporter(request, folder, quiet, print_line)
     monitor = alarm_monitor(request.config, print_error)
     run = Run(request.config, folder, reporter, request.resume is not None, monitor, world)

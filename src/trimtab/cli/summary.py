@@ -20,6 +20,7 @@ from trimtab.trainer.train import (
     best_evaluation,
     describe_model,
     describe_task,
+    nothing_to_learn,
     silencing_advice,
     summarize_metrics,
     time_words,
@@ -101,17 +102,6 @@ def _held_out_change(result: RunSummary, config: Config) -> AccuracyChange | Non
     if first is None or last is None:
         return None
     return accuracy_change(first, last, result.problems or config.run.eval_problems)
-
-
-def nothing_to_learn(records: Sequence[Mapping[str, Any]]) -> str:
-    """Say that rewards never differed within a group, and what to do; nothing if they did."""
-    mixed = [record["groups/mixed_share"] for record in records if "groups/mixed_share" in record]
-    if not mixed or max(mixed) > 0:
-        return ""
-    return (
-        "Rewards never differed within a group, so there was nothing to learn from. If all answers are wrong: easier "
-        "problems, a warm start, more rollout.samples, or another rule; if all are right: harder problems."
-    )
 
 
 def _fall_lines(fall: Collapse | None, change: AccuracyChange | None, config: Config) -> list[str]:

@@ -14,6 +14,7 @@ from trimtab.record.collapse import (
     start_values,
 )
 from trimtab.record.conversation import RecordedCall, RecordedObservation
+from trimtab.record.growing_lines import GrowingLines
 from trimtab.record.layout import (
     MANIFEST,
     RECORDS_FOLDER,
@@ -40,7 +41,7 @@ from trimtab.record.writer import RecordWriter, StepData, rewind
 
 __all__ = [
     "COLLAPSE_DEFINITION", "COLLAPSE_METRICS", "HOLD_STEPS", "LARGEST_METRIC", "LAST_STEP", "LOW", "MANIFEST",
-    "MIN_BEST", "RECORDS_FOLDER", "SCHEMA", "TABLES", "Collapse", "CollapseDetector", "Manifest",
+    "MIN_BEST", "RECORDS_FOLDER", "SCHEMA", "TABLES", "Collapse", "CollapseDetector", "GrowingLines", "Manifest",
     "RecordError", "RecordSettings", "RecordWarning", "RecordWriter", "RecordedCall", "RecordedObservation",
     "RecordedStep", "RecordedUpdate", "Recorder", "Records", "StepData", "StepInfo", "UpdateInfo", "UpdateRecord",
     "Vocabulary", "find_collapse", "find_fall", "is_finite_number", "iter_step_lines", "join_ranks", "last_step",

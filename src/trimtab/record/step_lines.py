@@ -31,7 +31,7 @@ def iter_step_lines(path: Path, on_error: Callable[[str], object]) -> Iterator[d
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
             try:
                 if line.strip():
-                    yield _parse(line)
+                    yield parse_step_line(line)
             except ValueError as error:
                 rest = line
                 while len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
@@ -59,7 +59,7 @@ def last_step(path: Path) -> int:
         file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
         for line in reversed(file.read().splitlines()):
             try:
-                return int(_parse(line)["step"])
+                return int(parse_step_line(line)["step"])
             except ValueError:
                 continue
     return 0
@@ -71,7 +71,8 @@ def is_finite_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_METRIC
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def parse_step_line(line: bytes) -> dict[str, Any]:
+    """Return the JSON object of a line, with its step as an integer; ValueError says what is wrong with it."""
     if len(line) == LONGEST_LINE:
         raise ValueError(f"longer than {LONGEST_LINE} bytes")
     row = parse_json_line(line)

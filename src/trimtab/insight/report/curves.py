@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from trimtab.insight.replay import CriticalWeights
+from trimtab.insight.report.curve_store import POINTS, MetricCurve, downsample
 from trimtab.insight.report.embed import NumpyArray, encode_array
-from trimtab.insight.report.run_files import MetricCurve, RunFiles
+from trimtab.insight.report.run_files import RunFiles
 from trimtab.objectives import Objective, entropy_control
 from trimtab.record import LARGEST_METRIC, merge_curves
 from trimtab.trainer.train import window_length
 
-POINTS = 2_000  # of one curve; more than a screen has columns
 FEWEST_POINTS = 300
 # Horizontal axes besides the step: seconds and response tokens, each the sum of metrics over the steps so far.
 AXES = {"time": ("time/rollout", "time/update"), "tokens": ("tokens/count",)}
@@ -27,22 +26,7 @@ def points_per_curve(runs: int) -> int:
     return max(FEWEST_POINTS, min(POINTS, 3 * POINTS // max(runs, 1)))
 
 
-def downsample(values: NumpyArray, points: int = POINTS) -> NumpyArray:
-    """Return the indices to keep: first, last, and the minimum and maximum of every bucket, in order."""
-    count = len(values)
-    if count <= points:
-        return np.arange(count)
-    # Minimum and maximum of every bucket: a spike at one step in a million is still drawn.
-    buckets = max((points - 2) // 2, 1)
-    edges = np.linspace(0, count, buckets + 1).astype(np.int64)
-    kept = {0, count - 1}
-    for first, last in pairwise(edges.tolist()):
-        bucket = values[first:last]
-        kept |= {first + int(bucket.argmin()), first + int(bucket.argmax())}
-    return np.array(sorted(kept))
-
-
-def curves_json(curves: dict[str, MetricCurve], points: int) -> dict[str, Any]:
+def curves_json(curves: Mapping[str, MetricCurve], points: int) -> dict[str, Any]:
     """Return a run's metrics for the page."""
     return {name: curve_json(points, curve.steps, curve.values) for name, curve in sorted(curves.items())}
 

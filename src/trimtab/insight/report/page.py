@@ -22,10 +22,10 @@ import numpy as np
 
 from trimtab.experiments.grid import AxisTable, RunFigures, held_out_end, read_stress
 from trimtab.files import write_atomically
+from trimtab.insight.report.curve_store import MetricCurve
 from trimtab.insight.report.curves import curve_json, mean_and_std, points_per_curve
 from trimtab.insight.report.embed import safe_json, truncated, visible
 from trimtab.insight.report.page_data import COMPARED_OBJECTIVES, ReportRequest, page_data
-from trimtab.insight.report.run_files import MetricCurve
 from trimtab.record import COLLAPSE_DEFINITION
 from trimtab.text import number, percent
 from trimtab.trainer.config import Config
@@ -37,8 +37,9 @@ STRESS_TEST = "stress.json"  # in the folder of a stress test
 
 # Joined in this order; the last one starts the page.
 SCRIPTS = (
-    "text.js", "data.js", "colors.js", "chart.js", "curves.js", "control_panel.js", "heat_maps.js", "replay_panel.js",
-    "tokens.js", "turns.js", "filters.js", "token_pane.js", "microscope.js", "stress.js", "main.js",
+    "text.js", "data.js", "colors.js", "chart.js", "pointer.js", "curves.js", "alarms.js", "control_panel.js",
+    "heat_maps.js", "replay_panel.js", "tokens.js", "turns.js", "filters.js", "token_pane.js", "microscope.js",
+    "stress.js", "main.js",
 )  # fmt: skip
 
 
@@ -94,15 +95,20 @@ def try_report(runs: Sequence[Path], warn: Callable[[str], object], out: Path | 
         return None
 
 
-def page(title: str, data: Mapping[str, Any], blocks: Iterable[str]) -> Iterator[str]:
-    """Yield the page in pieces; `blocks` are the responses of the microscope as `safe_json`, in the order of `data`."""
-    script = joined_script()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def page(
+    title: str, data: Mapping[str, Any], blocks: Iterable[str] = (), live: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Yield the page in pieces; `blocks` are the responses of the microscope as `safe_json`, in the order of `data`.
+
+    `live` has the scripts and styles by which `trimtab watch` adds what is new; such a page may ask its own server.
+    """
+    files = live or {}
+    script = joined_script(tuple(text for name, text in files.items() if name.endswith(".js")))
     values = {
         "title": html.escape(visible(title)),
-        "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
-        "style": asset("page.css"),
+        "kind": "report" if live is None else "watch",
+        "policy": policy(script, live is not None),
+        "style": "\n".join([asset("page.css"), *(text for name, text in files.items() if name.endswith(".css"))]),
     }
     template, after = asset("page.html").split("{{scripts}}")
     # In one pass, since a value may contain {{...}} itself.
@@ -114,11 +120,21 @@ def page(title: str, data: Mapping[str, Any], blocks: Iterable[str]) -> Iterator
     yield after
 
 
+def policy(script: str, live: bool) -> str:
+    """Return the content security policy: this script by its hash, no requests, of a live page to its own server."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
+        + "connect-src 'self'; " * live
+        + "base-uri 'none'; form-action 'none'"
+    )
+
+
 @cache
-def joined_script() -> str:
-    """Return all scripts as one, inside a function so that nothing is global."""
-    scripts = "\n".join(asset(name) for name in SCRIPTS)
-    return f'(function () {{\n"use strict";\n{scripts}}})();\n'
+def joined_script(more: tuple[str, ...] = ()) -> str:
+    """Return all scripts as one, inside a function so that nothing is global; `more` comes before the last one."""
+    *parts, main = (asset(name) for name in SCRIPTS)
+    return '(function () {\n"use strict";\n' + "\n".join([*parts, *more, main]) + "})();\n"
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -75,9 +75,14 @@ def page_data(
             curves = {"curves": curves_json(run.curves, points), "axes": axes_json([run.curves], points)}
             runs_data.append(data | curves)
             blocks += responses
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    data = {
-        "title": title,
+    data = shared_json(runs, runs_data, points)
+    return data["title"], data, blocks
+
+
+def shared_json(runs: Sequence[RunFiles], runs_data: Sequence[Mapping[str, Any]], points: int) -> dict[str, Any]:
+    """Return the data of a page, with that of its runs."""
+    return {
+        "title": runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         "runs": runs_data,
         "groups": groups_json(runs, points) if len(runs) > 1 else [],
         "end_window": END_WINDOW,
@@ -87,7 +92,6 @@ def page_data(
         "call_outcomes": OUTCOMES,
         "conversation_ends": ENDED,
     }
-    return title, data, blocks
 
 
 def run_json(
@@ -95,8 +99,8 @@ def run_json(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the data of one run without its curves, and the JSON blocks of its responses."""
     notes = list(run.notes)
-    compared = _compared_objectives(run, request.compared)  # first: what the user names may be run
-    recorded = _recorded_objective(run, notes)
+    compared = compared_objectives(run, request.compared)  # first: what the user names may be run
+    recorded = objective_of(run, notes)
     microscope = MicroscopeData()
     found = None
     if run.records is not None and run.records.steps:
@@ -107,9 +111,20 @@ def run_json(
         microscope = microscope_data(
             run.records, excerpts, recorded, compared, byte_budget=byte_budget, first_block=first_block
         )
-    steps = run.records.steps if run.records else []
-    weights = found.weights if found else CriticalWeights()
     data = {
+        **metrics_json(run, recorded, points_per_curve(len(request.runs))),
+        **microscope_words(recorded, compared),
+        **tokens_json(run, recorded, found, points_per_curve(len(request.runs))),
+        "notes": [*notes, *microscope.notes],
+        "responses": microscope.entries,
+    }
+    return data, microscope.blocks
+
+
+def metrics_json(run: RunFiles, recorded: Objective | None, points: int) -> dict[str, Any]:
+    """Return what a page says about a run without reading its tokens; without its curves."""
+    steps = run.records.steps if run.records else []
+    return {
         "name": run.name,
         "label": run.label,
         "title": summary_text.title_of(run),
@@ -118,20 +133,33 @@ def run_json(
         "tiles": summary_text.tiles(run),
         "facts": summary_text.facts(run),
         "alarms": [asdict(alarm) for alarm in run.alarms],
-        "notes": [*notes, *microscope.notes],
         "config": truncated(run.config_text),
         "entropy_target": _entropy_band(recorded),
-        "control": control_json(run, recorded, weights, points_per_curve(len(request.runs))),
         "spurious_region": _spurious_region(run, recorded),
-        "compared_objectives": list(compared),
-        "reason_text": [_reason_text(each) for each in (recorded, *compared.values())],
-        "token_statistics": found.statistics.to_json() if found else None,
-        "replay": replay_json(found.replay, len(steps)) if found and found.replay else None,
-        "responses": microscope.entries,
+        "control": control_json(run, recorded, CriticalWeights(), points),
         "recorded_steps": len(steps),
         "last_recorded_step": steps[-1] if steps else 0,
     }
-    return data, microscope.blocks
+
+
+def microscope_words(recorded: Objective | None, compared: Mapping[str, Objective]) -> dict[str, Any]:
+    """Return the objectives that the microscope can compare with, and what reasons mean under each."""
+    return {
+        "compared_objectives": list(compared),
+        "reason_text": [_reason_text(each) for each in (recorded, *compared.values())],
+    }
+
+
+def tokens_json(run: RunFiles, recorded: Objective | None, found: StepsRead | None, points: int) -> dict[str, Any]:
+    """Return what a page says about the tokens of the steps that were read; None for what they do not give."""
+    if found is None:
+        return {"token_statistics": None, "replay": None}
+    assert run.records is not None
+    return {
+        "token_statistics": found.statistics.to_json(),
+        "replay": replay_json(found.replay, len(run.records.steps)) if found.replay else None,
+        "control": control_json(run, recorded, found.weights, points),
+    }
 
 
 def _reason_text(objective: Objective | None) -> dict[str, str]:
@@ -209,7 +237,8 @@ def _noted(problems: list[str]) -> Iterator[None]:
             problems.append(f"no replay: {error}")
 
 
-def _recorded_objective(run: RunFiles, notes: list[str]) -> Objective | None:
+def objective_of(run: RunFiles, notes: list[str]) -> Objective | None:
+    """Return the objective that the records were made under; None, with a note, if it cannot be made."""
     if run.records is None:
         return None
     try:
@@ -219,7 +248,7 @@ def _recorded_objective(run: RunFiles, notes: list[str]) -> Objective | None:
         return None
 
 
-def _compared_objectives(run: RunFiles, names: Sequence[str]) -> dict[str, Objective]:
+def compared_objectives(run: RunFiles, names: Sequence[str]) -> dict[str, Objective]:
     """Build the objectives to compare with, without the recorded one if it has its default options."""
     return {name: objective(name) for name in names if run.objective != {"name": name}}
 

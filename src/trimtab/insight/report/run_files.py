@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from trimtab.files import read_bounded
-from trimtab.insight.report.embed import NumpyArray, truncated
-from trimtab.record import RecordError, Records, is_finite_number, iter_step_lines, open_run, read_step
+from trimtab.insight.report.curve_store import MOST_METRICS, CurveStore, MetricCurve
+from trimtab.insight.report.embed import truncated
+from trimtab.record import RecordError, Records, iter_step_lines, open_run, read_step
 from trimtab.trainer.config import LARGEST_RECIPE, parse_toml
 
-MOST_METRICS = 400  # names; a run of trimtab has some thirty
 MOST_ALARMS = 1_000
 CONTENTS = ("config.toml", "metrics.jsonl", "alarms.jsonl", "tokens")  # a run's folder has one of them at least
 
@@ -26,14 +25,6 @@ MOST_STEPS = 160  # evenly spaced
 MOST_TOKENS = 8_000_000  # in evenly spaced steps, as long as that leaves FEWEST_STEPS
 FEWEST_STEPS = 8
 MOST_HIGHLIGHTED = 24  # steps that one metric, or the alarms, add
-
-
-@dataclass(frozen=True)
-class MetricCurve:
-    """One metric over the steps at which it was measured."""
-
-    steps: NumpyArray
-    values: NumpyArray
 
 
 @dataclass(frozen=True)
@@ -55,7 +46,7 @@ class RunFiles:
     name: str
     config: dict[str, Any]
     config_text: str
-    curves: dict[str, MetricCurve]
+    curves: Mapping[str, MetricCurve]
     alarms: list[AlarmRecord]
     skipped_updates: int
     records: Records | None
@@ -94,15 +85,15 @@ def read_run(path: Path) -> RunFiles:
     """Read all of a run but its tokens, which are read later, step by step."""
     if not path.is_dir():
         raise ValueError(f"{path} is no run: {'a run is a folder' if path.exists() else 'there is no such folder'}")
-    if not _holds_run(path):
-        inside = sorted(child.name for child in path.iterdir() if child.is_dir() and _holds_run(child))
+    if not holds_run(path):
+        inside = sorted(child.name for child in path.iterdir() if child.is_dir() and holds_run(child))
         named = "; it holds the runs " + ", ".join(inside) + ": name one or several of them" if inside else ""
         raise ValueError(f"{path} is no run: it has none of {', '.join(CONTENTS)}{named}")
     notes: list[str] = []
     config: dict[str, Any] = {}
     text = ""
-    if (path / "config.toml").exists() or not _made_inside_an_engine(path):
-        config, text = _read_config(path / "config.toml", notes)
+    if (path / "config.toml").exists() or not made_inside_an_engine(path):
+        config, text = read_config(path / "config.toml", notes)
     curves = _read_metrics(path / "metrics.jsonl", notes)
     alarms = _read_alarms(path / "alarms.jsonl", notes)
     skipped = sum(1 for _ in _step_lines(path / "nonfinite.jsonl", notes))
@@ -117,7 +108,7 @@ def read_run(path: Path) -> RunFiles:
     return RunFiles(name, config, text, curves, alarms, skipped, records, [truncated(note, 500) for note in notes])
 
 
-def _made_inside_an_engine(path: Path) -> bool:
+def made_inside_an_engine(path: Path) -> bool:
     """Return whether TRL or verl made the records: they keep their settings themselves, and write no config.toml."""
     try:
         return bool({"trl", "verl"} & set(open_run(path).manifest.versions))
@@ -125,11 +116,13 @@ def _made_inside_an_engine(path: Path) -> bool:
         return False
 
 
-def _holds_run(folder: Path) -> bool:
+def holds_run(folder: Path) -> bool:
+    """Return whether a folder has any of a run's files."""
     return any((folder / name).exists() for name in CONTENTS)
 
 
-def _read_config(path: Path, notes: list[str]) -> tuple[dict[str, Any], str]:
+def read_config(path: Path, notes: list[str]) -> tuple[dict[str, Any], str]:
+    """Return a configuration as a table and as its text; what is wrong with it becomes a note."""
     try:
         text = read_bounded(path, LARGEST_RECIPE).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
@@ -142,36 +135,22 @@ def _read_config(path: Path, notes: list[str]) -> tuple[dict[str, Any], str]:
         return {}, text
 
 
-def _read_metrics(path: Path, notes: list[str]) -> dict[str, MetricCurve]:
+def _read_metrics(path: Path, notes: list[str]) -> Mapping[str, MetricCurve]:
     if not path.is_file():
         notes.append("metrics.jsonl is missing: there are no curves")
         return {}
-    # Compact arrays: 400 metrics of 10,000 steps as Python floats would take 200 MB.
-    found: dict[str, tuple[array[int], array[float]]] = {}
-    left_out: set[str] = set()
+    store = CurveStore()
     for record in _step_lines(path, notes):
-        for name, value in record.items():
-            if name == "step" or not is_finite_number(value):
-                continue
-            if name not in found and len(found) >= MOST_METRICS:
-                left_out |= {name[:80]} if len(left_out) < MOST_METRICS else set()
-                continue
-            steps, values = found.setdefault(name, (array("i"), array("d")))
-            steps.append(record["step"])
-            values.append(float(value))
-    if left_out:
-        notes.append(f"metrics.jsonl has more than {MOST_METRICS} metrics: {len(left_out)} or more are left out")
-    if not found:
-        notes.append("metrics.jsonl holds no metrics: there are no curves")
-    return {name: _sorted_curve(*pair) for name, pair in found.items()}
+        store.add(record)
+    notes += metric_notes(store)
+    return store
 
 
-def _sorted_curve(steps: array[int], values: array[float]) -> MetricCurve:
-    # A resumed run logs some steps again: the last value of a step counts.
-    numbers = np.frombuffer(steps, dtype=np.int32)
-    _, last = np.unique(numbers[::-1], return_index=True)
-    kept = len(numbers) - 1 - last
-    return MetricCurve(numbers[kept], np.frombuffer(values, dtype=np.float64)[kept].astype(np.float32))
+def metric_notes(store: CurveStore) -> list[str]:
+    """Return what the metrics of a run lack."""
+    more = f"metrics.jsonl has more than {MOST_METRICS} metrics: {len(store.left_out)} or more are left out"
+    empty = "metrics.jsonl holds no metrics: there are no curves"
+    return [more] * bool(store.left_out) + [empty] * (not store)
 
 
 def _read_alarms(path: Path, notes: list[str]) -> list[AlarmRecord]:
@@ -180,9 +159,14 @@ def _read_alarms(path: Path, notes: list[str]) -> list[AlarmRecord]:
         if len(alarms) == MOST_ALARMS:
             notes.append(f"alarms.jsonl: only the first {MOST_ALARMS} alarms are shown")
             break
-        texts = {key: _as_text(record.get(key)) for key in ("message", "evidence", "suggestion", "action")}
-        alarms.append(AlarmRecord(record["step"], truncated(_as_text(record.get("alarm")) or "unnamed", 200), **texts))
+        alarms.append(alarm_record(record))
     return alarms
+
+
+def alarm_record(record: Mapping[str, Any]) -> AlarmRecord:
+    """Return a line of alarms.jsonl, which may hold anything besides its step."""
+    texts = {key: _as_text(record.get(key)) for key in ("message", "evidence", "suggestion", "action")}
+    return AlarmRecord(record["step"], truncated(_as_text(record.get("alarm")) or "unnamed", 200), **texts)
 
 
 def _step_lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:

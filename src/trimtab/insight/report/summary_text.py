@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from trimtab.insight.report.curve_store import MetricCurve
 from trimtab.insight.report.embed import truncated
-from trimtab.insight.report.run_files import MetricCurve, RunFiles
+from trimtab.insight.report.run_files import RunFiles
 from trimtab.own_parts import is_own
 from trimtab.record import COLLAPSE_METRICS, find_fall, merge_curves
 from trimtab.text import clock, number, percent
@@ -56,7 +57,7 @@ def summary(run: RunFiles) -> list[str]:
 
 def tiles(run: RunFiles) -> list[dict[str, str]]:
     """Return the headline numbers: a name, a value, and the value it started from."""
-    # The last column is the window of `_start_and_end`; -1 takes the mean over the run.
+    # The last column is the window of `start_and_end`; -1 takes the mean over the run.
     rows: list[tuple[str, str, Callable[[float], str], int]] = [
         ("held-out accuracy", "eval/accuracy", percent, 1),
         ("held-out score", "eval/score", number, 1),
@@ -74,7 +75,7 @@ def tiles(run: RunFiles) -> list[dict[str, str]]:
             mean = float(run.curves[metric].values.mean(dtype="f8"))
             shown.append({"name": name, "value": write(mean), "from": "of all tokens"})
         elif metric in run.curves:
-            first, last = _start_and_end(run.curves[metric], window)
+            first, last = start_and_end(run.curves[metric], window)
             shown.append({"name": name, "value": write(last), "from": f"from {write(first)}"})
     return shown
 
@@ -101,14 +102,14 @@ def _accuracy(run: RunFiles) -> Iterator[str]:
     elif len(curve.values) == 1:
         yield f"Held-out accuracy was {percent(float(curve.values[0]))}; it was measured only once."
     else:
-        first, last = _start_and_end(curve, 1)
+        first, last = start_and_end(curve, 1)
         yield _accuracy_change(run, first, last)
 
 
 def _score(run: RunFiles) -> Iterator[str]:
     curve = run.curves.get("eval/score")
     if curve is not None and len(curve.values) > 1:
-        first, last = map(number, _start_and_end(curve, 1))
+        first, last = map(number, start_and_end(curve, 1))
         yield f"The mean score on held-out problems went from {first} to {last}."
 
 
@@ -148,15 +149,15 @@ def _collapse(run: RunFiles) -> Iterator[str]:
 def _reward(run: RunFiles) -> Iterator[str]:
     curve = run.curves.get("reward/mean")
     if curve is not None:
-        first, last = _start_and_end(curve)
-        yield f"The mean reward {_moved(first, last, _noise(curve))} from {number(first)} to {number(last)}."
+        first, last = start_and_end(curve)
+        yield f"The mean reward {_moved(first, last, noise(curve))} from {number(first)} to {number(last)}."
 
 
 def _tools(run: RunFiles) -> Iterator[str]:
     called = run.curves.get("conversation/called_share")
     if called is None:
         return
-    first, last = map(percent, _start_and_end(called))
+    first, last = map(percent, start_and_end(called))
     yield f"A successful call of a tool was in {first} of the conversations at the start and in {last} at the end."
     totals = [
         float(run.curves[name].values.sum(dtype="f8")) for name in ("tools/calls", "tools/ok") if name in run.curves
@@ -169,10 +170,10 @@ def _entropy(run: RunFiles) -> Iterator[str]:
     curve = run.curves.get("policy/entropy")
     if curve is None:
         return
-    first, last = _start_and_end(curve)
+    first, last = start_and_end(curve)
     # Below 0.05 nats nearly every token has a probability above 0.99.
     low = " Near zero, the model hardly explores any more." if last < 0.05 else ""
-    moved = _moved(first, last, _noise(curve))
+    moved = _moved(first, last, noise(curve))
     yield f"The policy's entropy {moved} from {number(first)} to {number(last)} nats per token.{low}"
 
 
@@ -206,14 +207,14 @@ def _problems(run: RunFiles) -> Iterator[str]:
         yield f"{times} not taken because something was not finite."
 
 
-def _start_and_end(curve: MetricCurve, window: int = 0) -> tuple[float, float]:
+def start_and_end(curve: MetricCurve, window: int = 0) -> tuple[float, float]:
     """Return the first value and the mean over the last `window`; 0 stands for a quarter of the run at most."""
     # The first is of the model before any update. A mean over the first steps would hide that a run broke in them.
     count = window or window_length(len(curve.values))
     return float(curve.values[0]), float(curve.values[-count:].mean(dtype="f8"))
 
 
-def _noise(curve: MetricCurve) -> float:
+def noise(curve: MetricCurve) -> float:
     """Return by how much a single step may be off by chance: two standard deviations, of the changes between steps."""
     values = curve.values.astype("f8")
     return 2 * 1.4826 / math.sqrt(2) * float(np.median(np.abs(np.diff(values)))) if len(values) > 1 else 0.0

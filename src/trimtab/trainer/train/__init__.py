@@ -24,6 +24,7 @@ from trimtab.trainer.train.conversations import ToolUse, build_tool_use, build_t
 from trimtab.trainer.train.loop import follow_run, train
 from trimtab.trainer.train.metrics import (
     METRICS,
+    TIMES,
     TOP_GRADIENT_SHARE,
     TOP_GRADIENT_TOKENS,
     best_evaluation,
@@ -44,6 +45,7 @@ from trimtab.trainer.train.run_words import (
     accuracy_change,
     describe_model,
     describe_task,
+    nothing_to_learn,
     silencing_advice,
     summarize_metrics,
     window_length,
@@ -52,14 +54,14 @@ from trimtab.trainer.train.scoring import transcripts_of
 from trimtab.trainer.train.warm_start import check_problems, list_warm_starts, remove_warm_starts, repeated_problems
 
 __all__ = [
-    "END_WINDOW", "INVALID", "METRICS", "STOPPED", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "UNSAVED",
+    "END_WINDOW", "INVALID", "METRICS", "STOPPED", "TIMES", "TOP_GRADIENT_SHARE", "TOP_GRADIENT_TOKENS", "UNSAVED",
     "AccuracyChange", "AgentUse", "Alarm", "AlarmHandler", "EndedRollout", "InputReader", "MetricsLog", "Reporter",
     "Run", "RunFolder", "RunStoppedError", "RunSummary", "SampleText", "SavedRun", "StopReason", "ToolUse",
     "accuracy_change", "agent_metrics", "best_evaluation", "build_policy", "build_sampler", "build_task",
     "build_tool_use", "build_tools", "check_problems", "check_prompts", "config_changes", "describe_metric",
     "describe_model", "describe_task", "encode_problems", "error_of", "export_model", "follow_run", "hub_note",
-    "input_changes", "list_warm_starts", "load_run", "longest_prompt", "observed_entropy", "open_policy",
-    "prompt_lengths", "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml", "sample_responses",
-    "set_verdicts", "silencing_advice", "some_problems", "summarize_metrics", "time_words", "token_signals",
-    "tokenizer_vocabulary", "train", "transcripts_of", "versions", "window_length",
+    "input_changes", "list_warm_starts", "load_run", "longest_prompt", "nothing_to_learn", "observed_entropy",
+    "open_policy", "prompt_lengths", "read_inputs", "remove_warm_starts", "repeated_problems", "resolved_toml",
+    "sample_responses", "set_verdicts", "silencing_advice", "some_problems", "summarize_metrics", "time_words",
+    "token_signals", "tokenizer_vocabulary", "train", "transcripts_of", "versions", "window_length",
 ]  # fmt: skip

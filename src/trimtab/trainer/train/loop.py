@@ -10,7 +10,7 @@ from trimtab.trainer.config import Config
 from trimtab.trainer.model import UpdateOptions, UpdateResult, update
 from trimtab.trainer.parallel import World
 from trimtab.trainer.train.agents import agent_metrics
-from trimtab.trainer.train.metrics import StepResult, nonfinite_records, step_metrics
+from trimtab.trainer.train.metrics import StepResult, memory_metrics, nonfinite_records, step_metrics
 from trimtab.trainer.train.recording import FinishedUpdate, record_step
 from trimtab.trainer.train.rollouts import collect_rollouts, sample_texts
 from trimtab.trainer.train.run import Run
@@ -76,7 +76,7 @@ def train_step(trainer: Trainer, progress: RunProgress) -> StepResult:
     ended = [] if trainer.agent_use is None else trainer.agent_use.take_ended()
     metrics = step_metrics(experience, results, trainer.config.reward) | agent_metrics(ended) if leads else {}
     metrics = trainer.world.from_leader(metrics)
-    metrics |= measured | trainer.take_seconds()
+    metrics |= measured | trainer.take_seconds() | memory_metrics(trainer.policy.device)
     if trainer.config.update.warmup_steps or trainer.config.decay_steps is not None:
         metrics["update/lr"] = trainer.optimizer.param_groups[0]["lr"]
     if not leads:

@@ -71,6 +71,7 @@ METRICS: dict[str, str] = {
     "lag/spans_mean": "mean number of weight versions that sampled a response",
     "lag/unfinished": "number of responses that later steps begin or go on with",
     "lag/waiting": "number of groups that are finished and wait for a later step",
+    "memory/gpu_peak_gb": "most memory that tensors have taken on the GPU so far, in GB; logged on a GPU",
     "policy/entropy": "mean entropy over the step's response tokens, before the first update (nats)",
     "policy/entropy_median": "median entropy over the tokens",
     "policy/entropy_p90": "90th percentile of the entropy over the tokens",
@@ -355,6 +356,13 @@ def time_words(records: Sequence[Mapping[str, float]]) -> str:
     spent = {word: seconds for word, seconds in totals.items() if seconds > 0}
     ordered = sorted(spent, key=lambda word: -spent[word])
     return ", ".join(f"{word} {percent(spent[word] / sum(spent.values()))}" for word in ordered)
+
+
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """Return the most memory that this process has taken on its GPU so far; nothing on another device."""
+    if device.type != "cuda":
+        return {}
+    return {"memory/gpu_peak_gb": torch.cuda.max_memory_allocated(device) / 1e9}
 
 
 def has_slow_grading(metrics: Mapping[str, float]) -> bool:

@@ -148,6 +148,17 @@ def silencing_advice(silenced: float | None, objective: Mapping[str, Any], run: 
     return f"{said} What larger values of objective.tau_p (it was {tau_p:g}) would silence, this shows:", sweep
 
 
+def nothing_to_learn(records: Sequence[Mapping[str, Any]]) -> str:
+    """Say that rewards never differed within a group, and what to do; nothing if they did."""
+    mixed = [record["groups/mixed_share"] for record in records if "groups/mixed_share" in record]
+    if not mixed or max(mixed) > 0:
+        return ""
+    return (
+        "Rewards never differed within a group, so there was nothing to learn from. If all answers are wrong: easier "
+        "problems, a warm start, more rollout.samples, or another rule; if all are right: harder problems."
+    )
+
+
 def describe_task(config: Config) -> str:
     """Return the task in a few words."""
     name = config.task.name

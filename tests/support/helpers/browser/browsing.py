@@ -57,8 +57,10 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def tab(running: Any, width: int = 1280, height: int = 900, scheme: str = "light") -> Iterator[Tab]:
-    """Open a tab with storage of its own; any request but for the file itself is refused and counted."""
+def tab(
+    running: Any, width: int = 1280, height: int = 900, scheme: str = "light", server: str = "file:"
+) -> Iterator[Tab]:
+    """Open a tab with storage of its own; any request but for the file, or to a server, is refused and counted."""
     context = running.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()
     page.set_default_timeout(TIMEOUT_MS)
@@ -68,7 +70,7 @@ def tab(running: Any, width: int = 1280, height: int = 900, scheme: str = "light
         opened.requests.append(route.request.url)
         route.abort()
 
-    page.route(lambda url: not url.startswith(("file:", "data:")), refuse)
+    page.route(lambda url: not url.startswith((server, "data:", "blob:")), refuse)
     page.on("console", lambda line: opened.errors.append(line.text) if line.type in {"error", "warning"} else None)
     page.on("pageerror", lambda error: opened.errors.append(str(error)))
     page.on("dialog", lambda dialog: (opened.errors.append(f"dialog {dialog.message}"), dialog.dismiss()))

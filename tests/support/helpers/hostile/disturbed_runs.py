@@ -117,7 +117,9 @@ def contents(run: Path) -> dict[str, str]:
         name = str(path.relative_to(run))
         if name == "metrics.jsonl":
             for n, line in enumerate(path.read_text().splitlines()):
-                values = {key: value for key, value in json.loads(line).items() if not key.startswith("time/")}
+                values = {
+                    key: value for key, value in json.loads(line).items() if not key.startswith(("time/", "memory/"))
+                }
                 found[f"metrics, line {n}"] = json.dumps(values, sort_keys=True)
         elif name == "config.toml":
             config = tomllib.loads(path.read_text())

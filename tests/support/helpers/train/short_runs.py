@@ -206,7 +206,7 @@ def contents(folder: Path) -> dict[str, str]:
         name = str(path.relative_to(folder))
         if name == "metrics.jsonl":
             for record in RunFolder(folder).records():
-                untimed = {key: value for key, value in record.items() if not key.startswith("time/")}
+                untimed = {key: value for key, value in record.items() if not key.startswith(("time/", "memory/"))}
                 assert f"step {record['step']}" not in files, "a step was logged twice"
                 files[f"step {record['step']}"] = json.dumps(untimed, sort_keys=True)
         else:

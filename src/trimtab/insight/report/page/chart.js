@@ -9,6 +9,14 @@ const MARGIN = { left: 46, right: 14, top: 16, bottom: 26 };
 const figures = new Map();
 const resizes = new ResizeObserver((entries) => entries.forEach(({ target }) => figures.get(target)?.draw()));
 
+// Charts that grow out of view are drawn when they come into view.
+const views = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
+  const figure = figures.get(target);
+  if (!figure) return;
+  figure.hidden = !isIntersecting;
+  if (isIntersecting && figure.stale) figure.refresh();
+}), { rootMargin: "200px 0px" });
+
 const cursor = {
   step: null,
   set(step) {
@@ -28,6 +36,7 @@ function replaceContent(parent, ...children) {
       resizes.observe(node);
     } else if (!node.isConnected && figure.observed) { // one that was never observed is still to be put in
       resizes.unobserve(node);
+      views.unobserve(node);
       figures.delete(node);
     }
   }
@@ -211,15 +220,17 @@ function chartDescription(spec) {
 // spec: title, meaning, format, series [{name, steps, values, color, dash, dots, spread, bounds}], and optionally fan (lines of
 // quantiles), thin (lines behind the others), overlay(scale): more SVG, band {low, high, value}, alarms, log, zero,
 // include and span (values and steps that must be in view), aside, tool (a node above the title), openStep (what a click does),
+// zoom (called with the first and the last step of a part that is to be looked at, or null for the whole run),
 // axis (from `onAxis`: the steps of all lines are then values of that axis).
-function lineChart(spec) {
-  const legend = chartLegend(spec);
-  const values = [...legend.querySelectorAll(".value")];
-  const picture = svg("svg", { class: "chart", role: "img", tabindex: "0", height: CHART_HEIGHT,
-    "aria-label": `${spec.title}. ${chartDescription(spec)}. Arrow keys move through the steps.` });
+function lineChart(given) {
+  let spec = given;
+  let legend = chartLegend(spec);
+  let values = [...legend.querySelectorAll(".value")];
+  const describe = () => `${spec.title}. ${chartDescription(spec)}. Arrow keys move through the steps${spec.zoom ? ", plus and minus zoom" : ""}.`;
+  const picture = svg("svg", { class: "chart", role: "img", tabindex: "0", height: CHART_HEIGHT, "aria-label": describe() });
   const heading = el("h3", {}, spec.title, el("span", { class: "at" }, ""));
-  const card = el("figure", { class: "card chart-card" }, spec.tool, heading, el("p", { class: "meaning" }, withCode(spec.meaning)),
-    picture, legend);
+  const meaning = el("p", { class: "meaning" }, withCode(spec.meaning));
+  const card = el("figure", { class: "card chart-card" }, spec.tool, heading, meaning, picture, legend);
   let scale = null;
   let crosshair = null;
   let drawnWidth = null;
@@ -256,35 +267,29 @@ function lineChart(spec) {
     showStep(cursor.step);
   }
 
-  followPointerAndKeys(picture, spec, () => scale);
-  figures.set(card, { draw, showStep });
-  return card;
-}
-
-// Move the shared cursor by pointer or arrow keys, over the steps of the chart's longest line.
-function followPointerAndKeys(picture, spec, currentScale) {
-  const { steps } = spec.series.reduce((a, b) => (b.steps.length > a.steps.length ? b : a), spec.series[0]);
-  const openStep = () => {
-    if (spec.openStep && cursor.step !== null) spec.openStep(spec.axis ? spec.axis.stepAt(cursor.step) : cursor.step);
+  // Draw what has grown; the cursor, the focus and the place of the card stay.
+  const figure = {
+    draw,
+    showStep,
+    update(next) {
+      spec = next;
+      figure.stale = true;
+      if (figure.hidden === undefined) views.observe(card);
+      if (!figure.hidden) figure.refresh();
+    },
+    refresh() {
+      figure.stale = false;
+      const fresh = chartLegend(spec);
+      legend.replaceWith(fresh);
+      legend = fresh;
+      values = [...legend.querySelectorAll(".value")];
+      refill(meaning, withCode(spec.meaning));
+      picture.setAttribute("aria-label", describe());
+      drawnWidth = null;
+      draw();
+    },
   };
-  picture.addEventListener("pointermove", (event) => {
-    const scale = currentScale();
-    if (!scale) return;
-    const box = picture.getBoundingClientRect();
-    const step = Math.min(Math.max(scale.step(event.clientX - box.left), scale.first), scale.last);
-    cursor.set(steps[nearestIndex(steps, step)]);
-  });
-  picture.addEventListener("pointerleave", () => cursor.set(null));
-  picture.addEventListener("blur", () => cursor.set(null));
-  picture.addEventListener("click", openStep);
-  picture.addEventListener("keydown", (event) => {
-    const at = cursor.step === null ? steps.length : nearestIndex(steps, cursor.step);
-    const jump = event.shiftKey ? Math.ceil(steps.length / 20) : 1;
-    const goal = { ArrowLeft: at - jump, ArrowRight: at + jump, Home: 0, End: steps.length - 1 }[event.key];
-    if (goal !== undefined) cursor.set(steps[Math.min(Math.max(goal, 0), steps.length - 1)]);
-    else if (event.key === "Enter") openStep();
-    else if (event.key === "Escape") cursor.set(null);
-    else return;
-    event.preventDefault();
-  });
+  followPointerAndKeys(picture, () => spec, () => scale);
+  figures.set(card, figure);
+  return card;
 }

@@ -42,7 +42,9 @@ function criticalSpec(run) {
 
 function controlSection(run, openStep) {
   if (!run.control) return null;
-  const cards = (axis) => [heldSpec(run), outcomeSpec(run), criticalSpec(run), ...CONTROL_CARDS.map((card) => runSpec(card, run, openStep))]
-    .filter(Boolean).map((spec) => lineChart(onAxis({ ...spec, alarms: run.alarms, openStep }, axis, run)));
-  return section("control", "Entropy control", run.control.sentences.join(" ") || null, ...gridWithAxis([run], cards));
+  const specs = (axis, [owner]) => [heldSpec(owner), outcomeSpec(owner), criticalSpec(owner), ...CONTROL_CARDS.map((card) => runSpec(card, owner, openStep))]
+    .filter(Boolean).map((spec) => onAxis({ ...spec, alarms: owner.alarms, openStep }, axis, owner));
+  const node = section("control", "Entropy control", run.control.sentences.join(" ") || null, ...gridWithAxis([run], specs));
+  growth.push(() => { if (run.control && node.querySelector(".lead")) node.querySelector(".lead").textContent = run.control.sentences.join(" "); });
+  return node;
 }

@@ -55,8 +55,6 @@ function cardsOf(curves) {
   return [CARDS[0], ...several, ...CARDS.slice(1)];
 }
 
-const FIRST_ALARMS = 9; // shown; the others are folded away
-
 const isShare = (name) => /_share$|accuracy($|\/)/.test(name);
 
 // What the horizontal axis can show: the step, or what had been spent by then.
@@ -91,7 +89,7 @@ function lineValue(xs, ys, x) {
 // A chart's spec over another axis of its source, a run; lines of several groups each have a source of their own.
 function onAxis(spec, name, source, sources = null) {
   if (!spec || name === "step") return spec;
-  const spent = memoize((owner) => decodeAll(owner.axes[name]));
+  const spent = memoize((owner) => decodeCurve(owner.axes[name]));
   const of = (step, owner = source) => lineValue(spent(owner).steps, spent(owner).values, step);
   const moved = (line, owner = source) => ({ ...line, steps: Float64Array.from(line.steps, (step) => of(step, owner)) });
   const format = AXIS_FORMATS[name];
@@ -105,16 +103,61 @@ function onAxis(spec, name, source, sources = null) {
   };
 }
 
-// A choice of the axis above a grid of charts, which `cards(axis)` makes.
-function gridWithAxis(sources, cards) {
-  const known = Object.keys(AXIS_NAMES).filter((name) => name === "step" || sources.every((source) => name in (source.axes || {})));
-  const grid = el("div", { class: "grid" }, cards("step"));
-  if (known.length < 2) return [grid];
-  const picker = select("Horizontal axis", known.map((name) => [name, AXIS_NAMES[name]]), "step", (name) => {
+// A grid of charts with a choice of the axis above it. `specsOf(axis, owners)` are the charts of the owners of the curves, which
+// are cut to a part of the run while one looks at a part; `picker`, if any, is a `metricPicker`.
+function gridWithAxis(owners, specsOf, picker = null) {
+  const state = { axis: "step", owners };
+  const grid = el("div", { class: "grid" });
+  const range = el("span", { class: "range" });
+  const axes = () => Object.keys(AXIS_NAMES).filter((name) => name === "step" || owners.every((owner) => name in (owner.axes || {})));
+  let charts = [];
+  let known = axes();
+
+  const zoomable = (spec) => (spec && state.axis === "step" ? { ...spec, zoom: setRange } : spec);
+  const specs = () => specsOf(state.axis, state.owners).filter(Boolean).map(zoomable);
+  const specOf = (name) => zoomable(picker.specOf(name, state.axis, state.owners));
+
+  let nameCount = 0;
+
+  function build() {
+    nameCount = picker ? Object.keys(state.owners[0].curves).length : 0;
+    charts = specs().map((spec) => [spec.title, lineChart(spec)]);
+    const more = picker ? metricPicker(state.owners[0], specOf, picker) : null;
+    replaceContent(grid, ...charts.map(([, card]) => card), ...(more ? [more] : []));
+  }
+
+  function update() {
+    if (axes().length !== known.length) {
+      known = axes();
+      choice.replaceChildren(...choiceNodes());
+    }
+    if (state.owners !== owners) return; // a part of the run stays as it is
+    const now = specs();
+    const names = picker ? Object.keys(owners[0].curves).length : 0;
+    if (names === nameCount && now.length === charts.length && now.every((spec, n) => spec.title === charts[n][0])) {
+      now.forEach((spec, n) => figures.get(charts[n][1])?.update(spec));
+      picker?.update?.(specOf);
+    } else build();
+  }
+
+  async function setRange(given) {
+    const steps = given && wholeRange(given);
+    state.owners = !steps ? owners : source ? await source.zoom(owners, steps) : owners.map((owner) => cutCurves(owner, steps));
     cursor.set(null);
-    replaceContent(grid, ...cards(name));
-  });
-  return [el("div", { class: "axis-choice" }, picker.node), grid];
+    build();
+    range.replaceChildren(...(steps ? [el("span", {}, `steps ${count(steps[0])} to ${count(steps[1])}`),
+      el("button", { type: "button", class: "quiet", on: { click: () => setRange(null) } }, "Whole run")] : []));
+  }
+
+  const choiceNodes = () => [...(known.length < 2 ? [] : [select("Horizontal axis", known.map((name) => [name, AXIS_NAMES[name]]), state.axis, (name) => {
+    cursor.set(null);
+    state.axis = name;
+    build();
+  }).node]), range];
+  const choice = el("div", { class: "axis-choice" }, choiceNodes());
+  build();
+  growth.push(update);
+  return [choice, grid];
 }
 
 // One run: a card's metrics as lines.
@@ -157,22 +200,24 @@ function groupSpec(title, meaning, name, groups, extra) {
 }
 
 function compareSection(data) {
-  const cards = (axis) => {
+  const specs = (axis, groups) => {
     const made = [];
-    for (const card of [...cardsOf(Object.assign({}, ...data.groups.map((group) => group.curves))), ...CONTROL_CARDS]) {
+    for (const card of [...cardsOf(Object.assign({}, ...groups.map((group) => group.curves))), ...CONTROL_CARDS]) {
       for (const [name, label] of Object.entries(card.lines)) {
         const title = Object.keys(card.lines).length > 1 ? `${card.title}: ${label}` : card.title;
-        const spec = groupSpec(title, data.metric_descriptions[name] || card.meaning, name, data.groups,
+        const spec = groupSpec(title, data.metric_descriptions[name] || card.meaning, name, groups,
           { zero: card.zero, log: card.log, share: card.share });
-        const measured = data.groups.filter((group) => name in group.curves);
-        if (spec && !(card.seldom && spec.series.every((line) => !line.values.some(Boolean)))) made.push(lineChart(onAxis(spec, axis, measured[0], measured)));
+        const measured = groups.filter((group) => name in group.curves);
+        if (spec && !(card.seldom && spec.series.every((line) => !line.values.some(Boolean)))) made.push(onAxis(spec, axis, measured[0], measured));
       }
     }
     return made;
   };
+  const table = el("div", {}, compareTable(data));
+  growth.push(() => table.replaceChildren(compareTable(data)));
   return section("compare", "Comparison",
     "Runs of one objective are one line: the mean over their seeds, with a band of one standard deviation.",
-    compareTable(data), ...gridWithAxis(data.groups, cards));
+    table, ...gridWithAxis(data.groups, specs));
 }
 
 // The final values of every objective: mean and standard deviation over its seeds.
@@ -195,37 +240,39 @@ function compareTable(data) {
     el("tbody", {}, rows)));
 }
 
-// A chart of any metric, chosen by name.
-function metricPicker(run, chartOf) {
+// A chart of any metric, chosen by name; `chosen` keeps the name, and gets a function that draws what has grown.
+function metricPicker(run, specOf, chosen) {
   const names = Object.keys(run.curves).sort();
   if (!names.length) return null;
   const slot = el("div", { class: "any-metric" });
-  const first = names.includes("update/ratio_max") ? "update/ratio_max" : names[0];
-  const picker = select("Any metric", names.map((name) => [name, name]), first, (name) => {
+  if (!names.includes(chosen.name)) chosen.name = names.includes("update/ratio_max") ? "update/ratio_max" : names[0];
+  const picker = select("Any metric", names.map((name) => [name, name]), chosen.name, (name) => {
     choose(name);
     picker.box.focus(); // moving it into the new card took the focus away
   });
-  const choose = (name) => replaceContent(slot, lineChart({ ...chartOf(name), tool: picker.node }));
-  choose(first);
+  const choose = (name) => {
+    chosen.name = name;
+    const card = lineChart({ ...specOf(name), tool: picker.node });
+    chosen.update = (now) => figures.get(card)?.update({ ...now(chosen.name), tool: picker.node });
+    replaceContent(slot, card);
+  };
+  choose(chosen.name);
   return slot;
 }
 
 function curvesSection(data, run, openStep) {
-  const cards = (axis) => {
-    const made = [...cardsOf(run.curves), ...sourceCards(run)].map((card) => runSpec(card, run, openStep)).filter(Boolean)
-      .map((spec) => lineChart(onAxis(spec, axis, run)));
-    const picker = metricPicker(run, (name) => onAxis({
-      title: name, meaning: data.metric_descriptions[name.replace(/(accuracy)\/.*/, "$1")] || "not a metric of trimtab",
-      alarms: run.alarms, openStep, log: true, format: isShare(name) ? percent : formatNumber,
-      series: [{ name: "value", color: PALETTE[0], dash: "", ...readCurve(run, name) }],
-    }, axis, run));
-    return picker ? [...made, picker] : made;
-  };
+  const specs = (axis, [owner]) => [...cardsOf(owner.curves), ...sourceCards(owner)].map((card) => runSpec(card, owner, openStep))
+    .filter(Boolean).map((spec) => onAxis(spec, axis, owner));
+  const specOf = (name, axis, [owner]) => onAxis({
+    title: name, meaning: data.metric_descriptions[name.replace(/(accuracy)\/.*/, "$1")] || "not a metric of trimtab",
+    alarms: owner.alarms, openStep, log: true, format: isShare(name) ? percent : formatNumber,
+    series: [{ name: "value", color: PALETTE[0], dash: "", ...readCurve(owner, name) }],
+  }, axis, owner);
   return section("curves", "Curves", Object.keys(run.curves).length
     ? "Point at a chart, or focus it with the tab key and use the arrow keys: all charts show the same step. " +
       "A click or Enter opens that step in the microscope. In long runs the pale line is the raw value and the strong " +
-      "one a running mean."
-    : "There are no curves: no metrics were logged.", ...gridWithAxis([run], cards));
+      "one a running mean. Drag over a chart to look at a part of the run."
+    : "There are no curves: no metrics were logged.", ...gridWithAxis([run], specs, { specOf }));
 }
 
 // Accuracy by data source, where the data has several: a card for held-out problems and one for training's.
@@ -238,25 +285,4 @@ function sourceCards(run) {
     return { title, meaning: `Share of right answers for each data_source: ${what}${more}`, share: true,
       lines: Object.fromEntries(names.slice(0, PALETTE.length).map((name) => [name, name.slice(prefix.length)])) };
   });
-}
-
-// Alarms on a timeline, and a card for each.
-function alarmsSection(run, openStep) {
-  if (!run.alarms.length) return section("alarms", "Alarms", "No alarm was raised.");
-  const last = Math.max(...run.alarms.map((alarm) => alarm.step), run.last_recorded_step, 1);
-  const line = el("div", { class: "timeline", role: "group", "aria-label": "Alarms over the steps of the run" },
-    run.alarms.map((alarm) => el("button", { type: "button", class: "bell", style: `left:${(alarm.step / last) * 100}%`,
-      "aria-label": `step ${alarm.step}: ${alarm.alarm}`, title: `step ${alarm.step}: ${visible(alarm.alarm)}`,
-      on: { click: () => openStep(alarm.step) } }, "▼")),
-    el("span", { class: "from" }, "step 0"), el("span", { class: "to" }, `step ${count(last)}`));
-  const cards = run.alarms.map((alarm) => el("article", { class: "card alarm" },
-    el("h3", {}, alarm.alarm, el("span", { class: "at" }, `step ${count(alarm.step)}`)),
-    alarm.message ? el("p", {}, alarm.message) : null,
-    alarm.evidence ? el("p", { class: "meaning" }, "Evidence: ", alarm.evidence) : null,
-    alarm.suggestion ? el("p", {}, el("b", {}, "Advice: "), withCode(alarm.suggestion)) : null,
-    alarm.action ? el("p", { class: "meaning" }, "Action: ", alarm.action) : null,
-    el("button", { type: "button", class: "quiet", on: { click: () => openStep(alarm.step) } }, "Show this step's tokens")));
-  const more = cards.splice(FIRST_ALARMS);
-  return section("alarms", "Alarms", null, line, el("div", { class: "grid" }, cards), more.length
-    ? el("details", { class: "more" }, el("summary", {}, `${plural(more.length, "more alarm")}`), el("div", { class: "grid" }, more)) : null);
 }

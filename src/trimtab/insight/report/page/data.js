@@ -2,8 +2,14 @@
 
 const ARRAY_TYPES = { f4: Float32Array, i4: Int32Array, i2: Int16Array, u1: Uint8Array };
 
+// A report has all of its data in the file. The page of `trimtab watch` asks for more: `source` is where from, `loaded` holds
+// blocks that came later than the page, by id, and `growth` what draws a part of the page anew when its run has grown.
+let source = null;
+const loaded = new Map();
+const growth = [];
+
 function parseBlock(id) {
-  return JSON.parse(document.getElementById(id).textContent);
+  return loaded.has(id) ? loaded.get(id) : JSON.parse(document.getElementById(id).textContent);
 }
 
 function decodeBase64(base64) {
@@ -29,10 +35,12 @@ const decodeAll = (table) => Object.fromEntries(Object.entries(table).map(([k, v
 
 function memoize(compute) {
   const results = new Map();
-  return (key) => {
+  const found = (key) => {
     if (!results.has(key)) results.set(key, compute(key));
     return results.get(key);
   };
+  found.forget = () => results.clear();
+  return found;
 }
 
 // A response with its arrays, by the number of its block.
@@ -47,7 +55,9 @@ const readResponse = memoize((number) => {
 });
 
 // The curve of a metric: steps and values, and for several seeds their standard deviation.
-function readCurve(source, name) {
-  const encoded = source.curves[name];
-  return encoded ? decodeAll(encoded) : null;
+function readCurve(owner, name) {
+  return owner.curves[name] ? decodeCurve(owner.curves[name]) : null;
 }
+
+// A curve that has grown is decoded already.
+const decodeCurve = (curve) => (curve.steps.t ? decodeAll(curve) : curve);

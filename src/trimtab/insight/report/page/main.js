@@ -11,13 +11,17 @@ function summarySection(data, run, showRun) {
       showRun(Number(value));
       document.getElementById("summary").scrollIntoView(); // it is below the comparison
     }).node : null;
-  const tiles = run.tiles.map((tile) => el("div", { class: "tile" }, el("span", { class: "tile-name" }, tile.name),
+  const tiles = () => run.tiles.map((tile) => el("div", { class: "tile" }, el("span", { class: "tile-name" }, tile.name),
     el("span", { class: "tile-value" }, tile.value), el("span", { class: "tile-from" }, tile.from)));
-  const notes = run.notes.length ? el("div", { class: "note", role: "note" }, el("b", {}, "Missing or left out"),
-    el("ul", {}, run.notes.map((note) => el("li", {}, note)))) : null;
+  const notes = () => (run.notes.length ? [el("div", { class: "note", role: "note" }, el("b", {}, "Missing or left out"),
+    el("ul", {}, run.notes.map((note) => el("li", {}, note))))] : []);
+  const parts = [[el("div", { class: "tiles" }), tiles], [el("p", { class: "summary-text" }), () => withCode(run.summary.join(" "))],
+    [el("div", {}), notes]];
+  const draw = () => parts.forEach(([node, children]) => refill(node, children()));
+  draw();
+  growth.push(draw);
   return el("section", { id: "summary", "aria-labelledby": "summary-title" }, picker,
-    el(data.groups.length ? "h2" : "h1", { id: "summary-title" }, run.name), el("p", { class: "lead" }, run.title),
-    el("div", { class: "tiles" }, tiles), el("p", { class: "summary-text" }, withCode(run.summary.join(" "))), notes);
+    el(data.groups.length ? "h2" : "h1", { id: "summary-title" }, run.name), el("p", { class: "lead" }, run.title), parts.map(([node]) => node));
 }
 
 function configSection(run) {
@@ -27,7 +31,16 @@ function configSection(run) {
     run.config ? el("details", { open: true }, el("summary", {}, "config.toml"), el("pre", { class: "text", tabindex: "0" }, run.config)) : null);
 }
 
-const footer = () => el("footer", {}, "Made by trimtab. This file is complete: it loads nothing from the network.");
+const footer = () => el("footer", {}, source ? source.footer : "Made by trimtab. This file is complete: it loads nothing from the network.");
+
+// A link to a token is a fragment of the address: `#run=0&step=40&response=3&token=17`.
+const tokenLink = (run, entry, token) => `#run=${run}&step=${entry.step}&response=${entry.response}&token=${entry.start + token}`;
+
+function linkedToken() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const numbers = ["run", "step", "response", "token"].map((name) => Number.parseInt(given.get(name) ?? "0", 10));
+  return given.has("step") && numbers.every((n) => n >= 0) ? numbers : null;
+}
 
 function start() {
   const data = parseBlock("data");
@@ -48,22 +61,44 @@ function start() {
 
   function showRun(number) {
     const run = data.runs[number];
+    shown = number;
     cursor.step = null;
-    const microscope = { openStep: () => {} };
-    const openStep = (step) => microscope.openStep(step);
+    growth.length = 0;
+    const microscope = { openStep: () => {}, openToken: () => {} };
+    const openStep = (step) => (source ? source.openStep(step) : microscope.openStep(step));
     const slot = el("div", { class: "slot", id: "microscope-slot" });
     const comparison = data.groups.length ? [el("h1", {}, data.title), compareSection(data)] : [];
-    const sections = [...comparison, summarySection(data, run, showRun), curvesSection(data, run, openStep), controlSection(run, openStep),
-      alarmsSection(run, openStep), heatMapsSection(run), replaySection(run), slot, configSection(run), footer()];
+    const tokens = source && !run.token_statistics ? [source.tokensSection(run)] : [heatMapsSection(run), replaySection(run)];
+    const [now, table] = source ? [source.statusSection(run), source.responsesSection(run, number)] : [null, null];
+    const sections = [now, ...comparison, summarySection(data, run, showRun), curvesSection(data, run, openStep), controlSection(run, openStep),
+      alarmsSection(run, openStep), table, ...tokens, slot, configSection(run), footer()];
     replaceContent(main, ...sections.filter(Boolean));
     linkSections(["microscope-slot", "Microscope"]);
-    // The blocks of the responses come after this script in the file, so they are not parsed yet.
-    whenLoaded(() => {
+    const fillMicroscope = () => {
       Object.assign(microscope, microscopeSection(data, run));
       slot.replaceChildren(microscope.node);
       repaint = microscope.repaint || repaint;
-    });
+    };
+    openLink = () => {
+      const [, step, response, token] = linkedToken() || [];
+      if (step === undefined) return;
+      if (source) source.openToken(step, response, token); else microscope.openToken(step, response, token);
+    };
+    if (source) source.shown({ run, number, slot, microscope, fillMicroscope });
+    // The blocks of the responses come after this script in the file, so they are not parsed yet.
+    else whenLoaded(() => { fillMicroscope(); openLink(); });
   }
+
+  // Open the token that the address names, of the run that it names.
+  let openLink = () => {};
+  let shown = 0;
+  function followLink() {
+    const linked = linkedToken();
+    if (!linked) return;
+    if (linked[0] !== shown && data.runs[linked[0]]) showRun(linked[0]);
+    openLink();
+  }
+  addEventListener("hashchange", followLink);
 
   function labelThemeButton() {
     button.textContent = theme() === "dark" ? "Light" : "Dark";
@@ -83,7 +118,11 @@ function start() {
   if (data.stress) {
     replaceContent(main, ...stressPage(data), footer());
     linkSections();
-  } else showRun(0);
+  } else {
+    const linked = linkedToken();
+    showRun(linked && data.runs[linked[0]] ? linked[0] : 0);
+    source?.start(data, { showRun, shown: () => shown, openLink: () => openLink(), linkSections: () => linkSections(["microscope-slot", "Microscope"]) });
+  }
 }
 
 function whenLoaded(action) {

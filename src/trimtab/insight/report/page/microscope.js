@@ -14,7 +14,8 @@ function countReasons(name, effects) {
 
 function microscopeSection(data, run) {
   if (!run.responses.length) {
-    return { node: section("microscope", "Token microscope", "There are no responses to show: none is recorded."), openStep: () => {} };
+    return { node: section("microscope", "Token microscope", "There are no responses to show: none is recorded."), openStep: () => {},
+      openToken: () => false };
   }
   const state = { filter: cleanFilter(), color: "probability", compared: "", entry: null, token: 0, panes: [], rows: [], folds: new Map() };
   const list = el("div", { class: "list", role: "listbox", "aria-label": "Responses", tabindex: "-1" });
@@ -33,7 +34,8 @@ function microscopeSection(data, run) {
 
   function showCard() {
     const held = readResponse(state.entry.block);
-    card.replaceChildren(...tokenCard(held, shownEffects(held), shownNames(), state.token, state.entry.start));
+    card.replaceChildren(...tokenCard(held, shownEffects(held), shownNames(), state.token, state.entry.start),
+      el("p", { class: "meaning" }, el("a", { href: tokenLink(data.runs.indexOf(run), state.entry, state.token) }, "Link to this token")));
   }
 
   function go(n, focus = true) {
@@ -113,7 +115,8 @@ function microscopeSection(data, run) {
   listenToList(list);
   const controls = microscopeControls(data, run, state, { showList, reopen: () => open(state.entry, state.token) });
   const node = section("microscope", "Token microscope", `${plural(run.responses.length, "response")} of ` +
-    `${plural(new Set(run.responses.map((entry) => entry.step)).size, "step")}: the most unusual ones and a random sample. ` +
+    `${source ? `step ${count(run.responses[0].step)}. ` : `${plural(new Set(run.responses.map((entry) => entry.step)).size, "step")}: ` +
+      "the most unusual ones and a random sample. "}` +
     "Point at a token, or move through them with the arrow keys, to see its numbers.",
   controls.node, el("div", { class: "scope" }, el("div", { class: "side" }, status, list), el("div", {}, view, card)));
   showList();
@@ -121,6 +124,15 @@ function microscopeSection(data, run) {
   return {
     node,
     repaint: () => open(state.entry, state.token),
+    openToken(step, response, token) {
+      const held = (entry) => entry.step === step && entry.response === response && token >= entry.start && token < entry.start + entry.tokens;
+      const entry = run.responses.find(held);
+      if (!entry) return false;
+      controls.set({ ...cleanFilter(), step: String(step) });
+      open(entry, token - entry.start);
+      view.scrollIntoView({ block: "start" });
+      return true;
+    },
     openStep(step) {
       const steps = [...new Set(run.responses.map((entry) => entry.step))];
       const near = steps.reduce((a, b) => (Math.abs(b - step) < Math.abs(a - step) ? b : a));
@@ -181,7 +193,7 @@ function microscopeControls(data, run, state, act) {
   const reasons = reasonTable.filter((entry) => entry.bit).map((entry) => [entry.name, entry.name.replace("_", " ")]);
   const change = (key) => (value) => { state.filter[key] = value; act.showList(); };
   const step = el("input", { type: "number", min: "0", inputmode: "numeric", placeholder: "any",
-    on: { change: () => change("step")(step.value) } });
+    on: { change: () => (source && step.value !== "" ? source.openStep(Number(step.value)) : change("step")(step.value)) } });
   const fields = {
     show: select("List", [["responses", "responses"], ["tokens", "tokens"]], "responses", change("show")),
     verdict: select("Verdict", [["", "any"], ...verdicts.map((v) => [v, v.replace("_", " ")])], "", change("verdict")),

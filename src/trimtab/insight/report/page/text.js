@@ -25,6 +25,12 @@ function fill(node, props, children) {
   return node;
 }
 
+// Replace the children of an element, as `el` would have made them.
+function refill(node, ...children) {
+  node.replaceChildren();
+  return fill(node, {}, children);
+}
+
 const el = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 const svg = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
