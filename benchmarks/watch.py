@@ -27,7 +27,7 @@ import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
 from report import CHROMIUM, FLAGS, write_metrics
-from result_file import about, save
+from result_file import about, added_to, save
 
 TRIMTAB = [sys.executable, "-P", "-m", "trimtab"]
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/\?token=\S+")
@@ -39,6 +39,7 @@ FRAMES = """(seconds) => new Promise((done) => {
     if (now - first < 1000 * seconds) requestAnimationFrame(frame); else done(gaps.slice(1)); };
   requestAnimationFrame(frame);
 })"""
+PATIENCE = 300_000  # milliseconds, on a loaded machine
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -65,6 +66,23 @@ def served(run: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     finally:
         process.terminate()
         process.wait()
+
+
+def children(process: int) -> list[int]:
+    """The processes that a process, or a thread of it, has started."""
+    files = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(each) for file in files for each in file.read_text().split()]
+
+
+def chromium() -> list[int]:
+    """The processes of the browser that this process has started."""
+    found, asked = list[int](), children(os.getpid())
+    while asked:
+        each = asked.pop()
+        name = Path(f"/proc/{each}/comm").read_text().strip()
+        found += [each] if name.startswith("chrom") else []
+        asked += children(each)
+    return found
 
 
 def answered(address: str) -> None:
@@ -104,6 +122,7 @@ def long_run(steps: int, rounds: int) -> dict[str, Any]:
         names = [name for name in json.loads((run / "metrics.jsonl").open().readline()) if name != "step"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         starts, openings, delays, gaps = list[float](), list[dict[str, float]](), list[float](), list[float]()
+        cpu = list[tuple[float, float]]()
         memory = 0.0
         step = steps
         for _ in range(rounds):
@@ -112,7 +131,10 @@ def long_run(steps: int, rounds: int) -> dict[str, Any]:
                 answered(address)
                 starts.append(time.perf_counter() - began)
                 page = browser.new_page(viewport={"width": 1280, "height": 900})
+                page.set_default_timeout(PATIENCE)
+                before = cpu_seconds(process.pid), sum(map(cpu_seconds, chromium()))
                 openings.append(opened(page, address))
+                cpu.append((cpu_seconds(process.pid) - before[0], sum(map(cpu_seconds, chromium())) - before[1]))
                 page.wait_for_timeout(1_000)  # the stream is open
                 for _ in range(5):
                     step += 1
@@ -134,18 +156,14 @@ def long_run(steps: int, rounds: int) -> dict[str, Any]:
         "first_paint_ms": round(median(each["first_paint_ms"] for each in openings)),
         "curves_ms": round(median(each["curves_ms"] for each in openings)),
         "curves_ms_most": round(max(each["curves_ms"] for each in openings)),
+        "opening_server_cpu_seconds": round(median(server for server, _ in cpu), 2),
+        "opening_browser_cpu_seconds": round(median(browser for _, browser in cpu), 2),
         "new_line_seconds": round(median(delays), 2),
         "new_line_seconds_most": round(max(delays), 2),
         "frame_ms_median": round(median(gaps), 1),
         "frame_ms_p95": round(float(np.quantile(gaps, 0.95)), 1),
         "server_megabytes": round(memory),
     }
-
-
-def children(process: int) -> list[int]:
-    """The processes that a process has started."""
-    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [int(each) for each in found]
 
 
 def watch_process(train: int) -> int:
@@ -175,7 +193,7 @@ def beside(steps: int, seconds: float, look: bool) -> dict[str, float]:
             if look:
                 browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
                 page = browser.new_page(viewport={"width": 1280, "height": 900})
-                page.set_default_timeout(300_000)
+                page.set_default_timeout(PATIENCE)
                 opened(page, address)
                 page.wait_for_timeout(10_000)
             first = (cpu_seconds(process.pid), cpu_seconds(server), len(metrics.read_text().splitlines()))
@@ -211,20 +229,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--part", choices=["long_run", "cost"], help="only this one; the other is kept from last time")
     parser.add_argument("--seconds", type=float, default=40.0, help="of each round of the cost to a run")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if not shutil.which("chromium"):
         parser.error("this needs Chromium, see `make chromium`")
-    result = {
-        **about("trimtab watch of a made run, and beside the demo"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
+    head = about("trimtab watch of a made run, and beside the demo")
+    head |= {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    result = added_to(given.out, head) if given.out else head
     for name, measure in (
         ("long_run", lambda: long_run(given.steps, given.rounds)),
         ("cost", lambda: cost(given.rounds, given.seconds)),
     ):
-        result[name] = measure()
+        if given.part not in (None, name):
+            continue
+        result[name] = measure() | {"load": round(os.getloadavg()[0], 1)}
         print(json.dumps(result[name], indent=1), flush=True)
         if given.out:
             save(result, given.out)

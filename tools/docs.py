@@ -138,6 +138,44 @@ def report_measured() -> str:
     return "\n".join([*lines, "", f"{result['machine']}; {how}."])
 
 
+def watch_page() -> str:
+    """docs/watch.md with its measured figures filled in."""
+    return filled("docs/watch.md", {"measured": watch_measured})
+
+
+def watch_measured() -> str:
+    """What opening a long run takes and what the page takes from a run, as `benchmarks/watch.py` wrote it."""
+    path = RESULTS / "watch-cpu.json"
+    if not path.exists():
+        return ""
+    result = json.loads(path.read_text())
+    long, cost = result["long_run"], result.get("cost")
+    rows = [
+        (f"a run of {long['steps']:,} steps: first paint in Chromium", f"{long['first_paint_ms'] / 1000:.1f} s"),
+        ("all curves drawn", f"{long['curves_ms'] / 1000:.1f} s, at most {long['curves_ms_most'] / 1000:.1f} s"),
+        (
+            "CPU time of that, of the server and of the browser",
+            f"{long['opening_server_cpu_seconds']:.1f} s and {long['opening_browser_cpu_seconds']:.1f} s",
+        ),
+        (
+            "from a new line in the file to the page",
+            f"{long['new_line_seconds']:g} s, at most {long['new_line_seconds_most']:g} s",
+        ),
+        ("a frame while scrolling", f"{long['frame_ms_median']:g} ms, 95th percentile {long['frame_ms_p95']:g} ms"),
+        ("memory of the server, most", f"{long['server_megabytes']} MB"),
+    ]
+    if cost:
+        idle, used = cost["nobody_looks"], cost["page_open"]
+        rows += [
+            ("CPU time beside a run of the demo, while nobody looks", f"{idle['share']:.2%} of the run's"),
+            ("the same with an open page", f"{used['share']:.2%} of the run's"),
+            ("CPU time to open the page, once", f"{used['opening_cpu_seconds']:.1f} s"),
+        ]
+    lines = ["| | measured |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)]
+    how = f"load {long['load']:g}; medians of {long['rounds']}; by `benchmarks/watch.py`, {result['date']}"
+    return "\n".join([*lines, "", f"{result['machine']}, {how}."])
+
+
 def metrics_page() -> str:
     """docs/metrics.md with the table of every area filled in."""
     return filled("docs/metrics.md", {area: partial(metric_table, area) for area in _areas()})
@@ -367,6 +405,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/record.md": record_page,
     "docs/sandbox.md": sandbox_page,
     "docs/report.md": report_page,
+    "docs/watch.md": watch_page,
     "docs/study.md": study_page,
     "docs/study.svg": study_picture,
     "docs/support.md": support_page,

@@ -21,7 +21,6 @@ from trimtab.text import PrintLine, shown
 HANDED_OVER = "TRIMTAB_WATCH"  # the listening socket and the token that `train --watch` gives to its server
 DEEPEST = 3  # folders: those of comparisons and stress tests hold their runs
 MOST_RUNS = 40
-BEHIND = 10  # niceness of a server beside a run: it gets the time that the run leaves
 STOP_SECONDS = 8.0
 
 
@@ -50,7 +49,6 @@ def watch(runs: Sequence[Path], port: int, print_line: PrintLine) -> None:
     if len(runs) > MOST_RUNS:
         raise ValueError(f"{len(runs)} runs are too many for one page: at most {MOST_RUNS}")
     if given:
-        os.nice(BEHIND)
         descriptor, _, token = given.partition(":")
         listener = socket.socket(fileno=int(descriptor))
     else:

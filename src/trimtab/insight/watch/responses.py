@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab.insight.report.embed import truncated
-from trimtab.insight.report.tokens import read_checked_step
 from trimtab.insight.watch.watched_run import WatchedRun
 from trimtab.record import RecordedStep, RecordError
 from trimtab.text import shown
@@ -158,7 +157,7 @@ def _spread_out(members: list[int], rewards: list[float]) -> list[int]:
 def open_step(run: WatchedRun, number: int) -> RecordedStep:
     """Open a recorded step that lies in the run; RecordError says what is wrong."""
     run.check_step(number)
-    return read_checked_step(run.open_records(), number)
+    return run.open_records().step(number)
 
 
 def _step_passes(number: int, wanted: ResponseFilter) -> bool:

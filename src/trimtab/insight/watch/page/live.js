@@ -2,7 +2,8 @@
 
 const POINTS = 2000; // of a curve that has grown; with twice as many it is thinned, as the server thins
 const FIRST_REDRAW = 250; // milliseconds between two times that the page is drawn, at least
-const REDRAW_SHARE = 0.1; // of the time, at most, that drawing may take
+const REDRAW_SHARE = 0.2; // of the time that drawing may take, as long as it is not later than LAST_REDRAW
+const LAST_REDRAW = 1200;
 const OVERVIEW_PAUSE = 5000; // milliseconds between two times that the sentences are asked for
 const GROUPS_PAUSE = 1000;
 const RESPONSES_PAUSE = 2000;
@@ -206,7 +207,7 @@ function scheduleRedraw() {
     const began = performance.now();
     growth.forEach((draw) => draw());
     redrawCost = performance.now() - began;
-  }, Math.max(FIRST_REDRAW, redrawCost / REDRAW_SHARE));
+  }, Math.min(Math.max(FIRST_REDRAW, redrawCost / REDRAW_SHARE), LAST_REDRAW));
 }
 
 // Call an action soon, but not more often than every so many milliseconds, and so that the server, which may share its cores
@@ -262,6 +263,7 @@ async function applyGrowth(grown) {
   for (const key of ["tiles", "recorded_steps", "last_recorded_step"]) run[key] = grown[key];
   (grown.lines || []).forEach((line) => addLine(run, line));
   if (grown.alarms) run.alarms = grown.alarms;
+  page.parts.status(); // at once; the charts of a long run take longer
   scheduleRedraw();
   if (grown.lines || grown.alarms || ended !== grown.status.ended) {
     if (grown.run === page.view.shown()) refreshOverview();
