@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -238,10 +238,11 @@ def main() -> None:
     head = about("trimtab watch of a made run, and beside the demo")
     head |= {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
     result = added_to(given.out, head) if given.out else head
-    for name, measure in (
-        ("long_run", lambda: long_run(given.steps, given.rounds)),
-        ("cost", lambda: cost(given.rounds, given.seconds)),
-    ):
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "long_run": lambda: long_run(given.steps, given.rounds),
+        "cost": lambda: cost(given.rounds, given.seconds),
+    }
+    for name, measure in parts.items():
         if given.part not in (None, name):
             continue
         result[name] = measure() | {"load": round(os.getloadavg()[0], 1)}

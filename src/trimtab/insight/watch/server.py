@@ -38,6 +38,7 @@ KEEP_ALIVE_SECONDS = 75
 STOP_SECONDS = 4  # that open pages get to hear how the run ended
 MOST_STEPS_KEPT = 6  # answers about steps, of 8 MB each at most
 JSON = "application/json"
+CPU_HEADER = "x-cpu-milliseconds"
 
 Work = Callable[[], Any]
 
@@ -115,6 +116,16 @@ class WatchServer:
     async def _in(self, threads: ThreadPoolExecutor, work: Work) -> Any:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
+    async def _answer(self, threads: ThreadPoolExecutor, work: Work) -> Response:
+        """Return what `work` gives as JSON, and the CPU time it took: the page asks less often for what takes more."""
+
+        def timed() -> tuple[str, float]:
+            began = time.thread_time()
+            return safe_json(work()), time.thread_time() - began
+
+        text, seconds = await self._in(threads, timed)
+        return Response(text, media_type=JSON, headers={CPU_HEADER: f"{1000 * seconds:.1f}"})
+
     def _run(self, request: Request) -> tuple[int, WatchedRun]:
         number = request.path_params["run"]
         if number >= len(self.runs):
@@ -130,32 +141,32 @@ class WatchServer:
 
     async def _data(self, request: Request) -> Response:
         await self.look()
-        return _json(await self._in(self._looking, lambda: live_data.page_json(self.runs)))
+        return await self._answer(self._looking, lambda: live_data.page_json(self.runs))
 
     async def _overview(self, request: Request) -> Response:
         _, run = self._run(request)
         points = points_per_curve(len(self.runs))
-        return _json(await self._in(self._looking, lambda: live_data.overview_json(run, points)))
+        return await self._answer(self._looking, lambda: live_data.overview_json(run, points))
 
     async def _curves(self, request: Request) -> Response:
         _, run = self._run(request)
         limits = _limits(request)
         if limits is None:
             raise ValueError("first and last are missing: they are the steps between which the curves are wanted")
-        return _json(await self._in(self._looking, lambda: live_data.zoom_json(run, *limits)))
+        return await self._answer(self._looking, lambda: live_data.zoom_json(run, *limits))
 
     async def _groups(self, request: Request) -> Response:
         limits = _limits(request)
-        return _json(await self._in(self._looking, lambda: live_data.groups_zoom_json(self.runs, limits)))
+        return await self._answer(self._looking, lambda: live_data.groups_zoom_json(self.runs, limits))
 
     async def _samples(self, request: Request) -> Response:
         _, run = self._run(request)
-        return _json(await self._in(self._reading, lambda: newest_samples(run)))
+        return await self._answer(self._reading, lambda: newest_samples(run))
 
     async def _responses(self, request: Request) -> Response:
         _, run = self._run(request)
         wanted = parse_filter(request.query_params)
-        return _json(await self._in(self._reading, lambda: response_table(run, wanted)))
+        return await self._answer(self._reading, lambda: response_table(run, wanted))
 
     async def _export(self, request: Request) -> Response:
         _, run = self._run(request)
@@ -184,7 +195,7 @@ class WatchServer:
 
     async def _tokens(self, request: Request) -> Response:
         _, run = self._run(request)
-        return _json(await self._in(self._reading, lambda: live_data.token_statistics_json(run)))
+        return await self._answer(self._reading, lambda: live_data.token_statistics_json(run))
 
     async def _nothing(self, request: Request) -> Response:
         return Response(status_code=204)
@@ -232,10 +243,6 @@ def page_files() -> Mapping[str, str]:
 def scripts() -> tuple[str, ...]:
     """Return the scripts that a live page has besides a report's."""
     return tuple(page_files()[name] for name in SCRIPTS)
-
-
-def _json(value: Any) -> Response:
-    return Response(safe_json(value), media_type=JSON)
 
 
 def _limits(request: Request) -> tuple[int, int] | None:

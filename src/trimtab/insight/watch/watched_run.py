@@ -39,7 +39,7 @@ MOST_VALUES = 8_000_000  # of all metrics of a run: 100 MB; beyond, the long cur
 KEPT_LINES = 500  # of the metrics, for pages that lack only these
 INDEXED = 256  # lines from one known place of metrics.jsonl to the next
 GROWING_SECONDS = 60.0  # a run that no lock is seen of goes on if it has written so recently
-LISTING_SHARE = 0.01  # of the time, at most, that listing the recorded steps may take
+LISTING_SHARE = 0.002  # of the time, at most, that listing the recorded steps may take
 OUTSIDE = "it is a link that leads out of the run, and is not followed"
 
 

@@ -7,7 +7,7 @@ const LAST_REDRAW = 1200;
 const OVERVIEW_PAUSE = 5000; // milliseconds between two times that the sentences are asked for
 const GROUPS_PAUSE = 1000;
 const RESPONSES_PAUSE = 2000;
-const SERVER_SHARE = 0.01; // of the time that the server spends on what is asked for again and again
+const SERVER_SHARE = 0.002; // of a core that each of what is asked for again and again may take
 const AXIS_SUMS = { time: ["time/rollout", "time/update"], tokens: ["tokens/count"] };
 const KIND_MARKS = { good: "✓", bad: "✗", warn: "!", plain: "·" };
 
@@ -217,10 +217,9 @@ function throttled(action, pause, share) {
   return () => {
     if (timer !== null) return;
     timer = setTimeout(async () => {
-      const began = performance.now();
+      const before = serverTime;
       await action().catch(() => {});
-      const ended = performance.now();
-      [timer, next] = [null, ended + Math.max(pause, (ended - began) / share)];
+      [timer, next] = [null, performance.now() + Math.max(pause, (serverTime - before) / share)];
     }, Math.max(0, next - performance.now()));
   };
 }
@@ -238,7 +237,7 @@ const refreshGroups = throttled(async () => {
   const { groups } = await askJson("groups");
   groups.forEach((group, n) => { if (page.data.groups[n]) Object.assign(page.data.groups[n], group); });
   scheduleRedraw();
-}, GROUPS_PAUSE, 5 * SERVER_SHARE);
+}, GROUPS_PAUSE, 10 * SERVER_SHARE);
 
 // Show the run anew, as when its configuration has come; the place on the page stays.
 function showAgain() {

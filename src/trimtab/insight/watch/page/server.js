@@ -12,7 +12,13 @@ async function ask(path) {
   return answer;
 }
 
-const askJson = async (path) => (await ask(path)).json();
+let serverTime = 0; // milliseconds of CPU time that the answers so far have taken
+
+async function askJson(path) {
+  const answer = await ask(path);
+  serverTime += Number(answer.headers.get("x-cpu-milliseconds") || 0);
+  return answer.json();
+}
 
 const sleep = (milliseconds) => new Promise((done) => { setTimeout(done, milliseconds); });
 
