@@ -14,7 +14,7 @@ import pytest
 
 from helpers.browser.browsing import Tab, expect, tab
 from helpers.browser.hostile_texts import HOSTILE
-from helpers.insight.report_runs import Made
+from helpers.insight.report_runs import Made, make_run
 from helpers.insight.watching import GrowingRun, step_line, watching
 from helpers.thorough import THOROUGH
 from trimtab.insight.report.embed import visible
@@ -94,12 +94,11 @@ def test_hostile_texts_are_text_whenever_they_come(chromium: Any, tmp_path: Path
     "fragment", ["#run=0&step=<img src=x onerror=canary=1>", "#run=9&step=1", "#step=-1", "#javascript:canary=1"]
 )
 def test_an_address_of_somebody_else_runs_nothing(chromium: Any, tmp_path: Path, fragment: str) -> None:
-    run = GrowingRun(tmp_path / "run")
-    run.take()
-    with watching(run.folder) as served, tab(chromium, server=served.root) as opened:
+    run = make_run(tmp_path / "run", Made(steps=1))
+    with watching(run) as served, tab(chromium, server=served.root) as opened:
         opened.page.goto(served.address + fragment)
         expect(opened.page.locator(".status-head")).to_contain_text("step 1 of 8")
-        run.add(step_line(2))
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(step_line(2))
         expect(opened.page.locator(".status-head")).to_contain_text("step 2 of 8")
         assert_untouched(opened)
-    run.close()

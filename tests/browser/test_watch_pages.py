@@ -67,6 +67,7 @@ def test_a_run_is_watched_from_its_first_step_to_its_end(chromium: Any, tmp_path
             assert page.locator("#curves .alarm-mark").count() > 0
 
             # The reason of a token.
+            expect(page.locator("#microscope .lead")).to_contain_text("4 steps recorded")  # written by another thread
             page.get_by_role("button", name="Open the microscope").click()
             page.locator("#microscope .tok").first.click()
             expect(page.locator(".token-card")).to_contain_text("silenced: rare, confident and rewarded")

@@ -228,7 +228,7 @@ def test_what_is_new_comes_as_events(tmp_path: Path) -> None:
         events = served.events([position])
         next(events)  # the status, which the page has
         run.take(1, **{"eval/accuracy": 0.5})
-        name, grown = next(events)
+        name, grown = next(each for each in events if "lines" in each[1])
         assert name == "growth" and [line["step"] for line in grown["lines"]] == [3]
         assert grown["lines"][0]["eval/accuracy"] == 0.5 and grown["position"] == [0, 3, 0]
         run.alarm(alarm="entropy collapse", message="It fell.", suggestion="lower update.lr")

@@ -57,7 +57,7 @@ class WatchedRun:
         self._records: Records | None = None
         self._records_mark: object = None
         self._steps: list[int] = []
-        self._listed: tuple[float, float, int] = (0.0, 0.0, -1)  # when, seconds that it took, time of the folder
+        self._listed: tuple[float, float, int] = (0.0, 0.0, -1)  # when, CPU time that it took, time of the folder
         self._config: tuple[object, dict[str, Any], str, list[str]] = (None, {}, "", [])
         self._lock_seen = False
         self._last_line = -float("inf")  # when one came while it was watched
@@ -129,8 +129,9 @@ class WatchedRun:
         except OSError:
             return
         if changed != mark and now - listed > took / LISTING_SHARE:
+            began = time.thread_time()
             self._steps = records.steps
-            self._listed = (now, time.monotonic() - now, changed)
+            self._listed = (now, time.thread_time() - began, changed)
 
     @property
     def steps(self) -> list[int]:
