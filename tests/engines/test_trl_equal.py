@@ -90,6 +90,29 @@ def test_every_objective_gives_the_loss_and_gradient_of_the_core(
         assert mine.state_dict() == trainer.objective.state_dict()
 
 
+@pytest.mark.parametrize("host", ["dapo", "gspo"])
+def test_an_entropy_bonus_with_its_own_gradient_reaches_trls_entropies(
+    host: str, trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rollout(3, 16, 4, columns=9)
+    model = model_of(made, 3)
+    model.entropy = entropy = model.entropy.clone().requires_grad_()
+    objective = trainer.objective = tt.objective(f"{host} + entropy_bonus(coef=0.1, gradient=exact)")
+    install(trainer, made, model, monkeypatch)
+    trainer.args.gradient_accumulation_steps = trainer.current_gradient_accumulation_steps = 2
+    trainer.args.steps_per_generation, trainer.num_iterations = 2, 1
+    rows = [row for part, _ in walk(trainer, made, model, 2) for row in part]
+    plan = objective.plan(made.batch(objective, rows))
+    assert entropy.grad is not None and plan.entropy_grad is not None
+    found = made.batch(objective, rows).pack(entropy.grad[rows])
+    assert found.lt(0).all() and torch.equal(found, plan.entropy_grad)
+    assert not entropy.grad[~made.padded["mask"]].any()
+    model.entropy = entropy.detach()
+    trainer._step, trainer._buffered_inputs, trainer._plans = 0, None, {}
+    with pytest.raises(ValueError, match="a term of the entropy, and it has no gradient"):
+        walk(trainer, made, model, 1)
+
+
 @pytest.fixture
 def walked(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A rollout of 16 responses in two updates of two micro-batches each, under STAPO."""

@@ -173,6 +173,12 @@ def test_vllm_without_a_correction_is_warned_about() -> None:
         check_sampler(tt.objective("stapo"), use_vllm=True, rollout_func=False)
 
 
+@pytest.mark.parametrize("how", [{"top_p": 0.9}, {"top_k": 20}])
+def test_top_p_and_top_k_are_warned_about(how: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="TRL scores responses over the whole vocabulary"):
+        check_sampler(tt.objective("stapo"), use_vllm=False, rollout_func=False, **how)
+
+
 def test_a_penalty_makes_trl_keep_a_reference_and_leaves_the_users_configuration_alone(tmp_path: Path) -> None:
     args = trl_runs.config(tmp_path, objective="grpo + kl")
     assert with_reference(args, tt.objective("grpo + kl")).beta != 0

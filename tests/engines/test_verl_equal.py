@@ -133,6 +133,29 @@ def test_micro_batches_of_any_size_and_order_leave_the_gradient_as_it_is(name: s
     assert pieces > 4 * ranks * (10 if THOROUGH else 2)
 
 
+@pytest.mark.parametrize("host", ["grpo", "sspo", "stapo"])
+def test_an_entropy_bonus_with_its_own_gradient_reaches_the_engines_entropies(host: str) -> None:
+    for seed in range(5):
+        table, objective = objective_named(f"{host} + entropy_bonus(coef=0.1, gradient=exact)")
+        data = with_plan(objective, random_batch(seed), 8)
+        part = as_minibatch(data, range(8))
+        flat = new_log_probs(part, seed)
+        entropy = torch.rand(len(flat), generator=torch.Generator().manual_seed(seed)).requires_grad_()
+        ends = part["input_ids"].offsets()
+        given = {"log_probs": flat, "entropy": entropy}
+        output = {name: torch.nested.nested_tensor_from_jagged(value, ends) for name, value in given.items()}
+        loss, _ = PlannedLoss(table)(model_output=output, data=part, dp_group=None)
+        found = torch.autograd.grad(loss, [flat, entropy])
+        leaves = [response_tokens(part, value).detach().requires_grad_() for value in (flat, entropy)]
+        ours = objective.loss(leaves[0], objective.plan(core_batch(objective, data, range(8))), leaves[1])
+        assert torch.equal(loss, ours.loss)
+        for mine, theirs in zip(found, torch.autograd.grad(ours.loss, leaves), strict=True):
+            assert theirs.any() and torch.equal(response_tokens(part, mine), theirs)
+            assert mine.count_nonzero() == theirs.count_nonzero()
+        with pytest.raises(ValueError, match="a term of the entropy, and it is not given"):
+            engine_loss(PlannedLoss(table), part, flat)
+
+
 def test_the_loss_is_pickled_as_plain_values() -> None:
     table, objective = objective_named("stapo")
     data = with_plan(objective, random_batch(3), 8)

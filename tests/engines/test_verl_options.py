@@ -32,6 +32,13 @@ def refused(*overrides: str, objective: str = "stapo") -> str:
     return ""
 
 
+def test_an_entropy_bonus_with_its_own_gradient_needs_verls_entropies() -> None:
+    bonus = "grpo + entropy_bonus(gradient=exact)"
+    assert f"set {ACTOR}.calculate_entropy=True" in refused(objective=bonus)
+    assert not refused(f"{ACTOR}.calculate_entropy=True", objective=bonus)
+    assert not refused(objective="grpo + entropy_bonus")
+
+
 def section(*overrides: str) -> dict[str, Any]:
     found = OmegaConf.to_container(changed(overrides).trimtab, resolve=True)
     assert isinstance(found, dict)

@@ -29,7 +29,7 @@ Count = Literal["all", "signal"]
 
 @dataclass(frozen=True, eq=False)
 class LossOutput:
-    """The loss of a plan or micro-batch, differentiable in the new log-probabilities alone, and 0-d metrics.
+    """The loss of a plan or micro-batch, differentiable in what `Objective.loss` was given, and 0-d metrics.
 
     The losses of all micro-batches and ranks add up to the mini-batch's, and so do the metrics (`merge_metrics`).
     Per token, without gradient: `ratio`, `log_rho` and `clipped` (a mask of those whose gradient a clip cuts; None
@@ -165,8 +165,16 @@ class Objective:
         with torch.no_grad():
             return self._plan_micro(batch, comm) if self.scope == "micro" else self._plan_minibatch(batch, comm)
 
-    def loss(self, new_logp: Tensor, plan: Plan) -> LossOutput:
-        """Return the loss of a plan or of one of its micro-batches; gradients reach `new_logp` and nothing else."""
+    @property
+    def needs_entropy_grad(self) -> bool:
+        """Whether the loss has a term of the entropy, so that it must be given entropies with their gradient."""
+        return any(rule.entropy_grad for rule in self.rules)
+
+    def loss(self, new_logp: Tensor, plan: Plan, entropy: Tensor | None = None) -> LossOutput:
+        """Return the loss of a plan or of one of its micro-batches; gradients reach `new_logp` and nothing else.
+
+        With an objective that `needs_entropy_grad` they reach `entropy` too: the policy's, now, of every token.
+        """
         new = plan.check(new_logp)
         log_rho = log_ratio(new, plan.old_logp)
         ratio = self.ratio(new, log_rho, plan)
@@ -178,10 +186,27 @@ class Objective:
             terms = terms + penalty.terms(new, plan)
         # The scale includes the normaliser of the whole mini-batch, so micro-batches only have to be added up.
         loss = (terms * plan.scale).sum()
+        if plan.entropy_grad is not None:
+            loss = loss + (plan.entropy_grad * self._checked(entropy, new, plan)).sum()
         return LossOutput(loss, ratio.detach(), log_rho.detach(), clipped, 1 / max(plan.tokens_in_minibatch, 1))
 
+    def _checked(self, entropy: Tensor | None, new_logp: Tensor, plan: Plan) -> Tensor:
+        """Return the entropies that a loss was given; raise if there are none, or if they would train nothing."""
+        if entropy is None or (new_logp.requires_grad and not entropy.requires_grad):
+            missing = "it is not given" if entropy is None else "it has no gradient"
+            raise ValueError(
+                f"the loss of {self.name} has a term of the entropy, and {missing}: call loss(new_logp, plan, entropy) "
+                "with the entropy of every token under the policy that is trained, with its gradient; or leave out "
+                "gradient=exact"
+            )
+        return plan.check(entropy, "entropy", "entropy")
+
     def loss_and_grad(self, new_logp: Tensor, plan: Plan) -> tuple[LossOutput, Tensor]:
-        """Return the loss without its graph, and d loss / d log-prob: negative where descent raises a probability."""
+        """Return the loss without its graph, and d loss / d log-prob: negative where descent raises a probability.
+
+        A term of the entropy is left out: `Plan.entropy_grad` has its derivative.
+        """
+        plan = replace(plan, entropy_coef=None)
         # Callers may be inside no_grad, and a leaf of its own keeps the gradient from reaching any model.
         with torch.enable_grad():
             leaf = new_logp.detach().requires_grad_()
@@ -271,6 +296,7 @@ class Objective:
             reason=builder.reason,
             spans=self.ratio.spans(batch),
             penalty=builder.penalty,
+            entropy_coef=builder.entropy_coef,
             ref_logp=batch.ref_logp if "ref_logp" in self.needs else None,
             proxy_logp=batch.proxy_logp if builder.penalty is not None else None,
             offsets=batch.offsets,

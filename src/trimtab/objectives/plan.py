@@ -67,8 +67,9 @@ class Plan:
     """The terms of the loss of every token of this process; a micro-batch of a plan is a `Plan` too.
 
     Per token: `advantage`; `weight` on the surrogate; `scale`, which includes aggregation and normaliser; `clip_low`
-    and `clip_high`, how far the ratio may leave 1; `penalty`, the coefficient of a rule's penalty; `reason`, bits of
-    `Reason`. `metrics` describes the mini-batch and is the same on every rank and in every micro-batch.
+    and `clip_high`, how far the ratio may leave 1; `penalty`, the coefficient of a rule's penalty; `entropy_coef`, that
+    of the entropy, whose gradient the loss then needs; `reason`, bits of `Reason`. `metrics` describes the mini-batch
+    and is the same on every rank and in every micro-batch.
     """
 
     old_logp: Tensor
@@ -80,6 +81,7 @@ class Plan:
     reason: Tensor
     spans: Spans | None = None
     penalty: Tensor | None = None
+    entropy_coef: Tensor | None = None
     ref_logp: Tensor | None = None
     proxy_logp: Tensor | None = None
     # On the host: slicing by them must not wait for a GPU.
@@ -95,6 +97,11 @@ class Plan:
     def segment(self) -> Tensor | None:
         """The number of the span whose ratio or weight each token shares; None where each token has its own."""
         return None if self.spans is None else self.spans.index
+
+    @property
+    def entropy_grad(self) -> Tensor | None:
+        """The derivative of the loss by every token's entropy; None if the loss has no term of it."""
+        return None if self.entropy_coef is None else -self.entropy_coef * self.scale
 
     @property
     def tokens(self) -> int:
@@ -137,13 +144,13 @@ class Plan:
         span = builtins.slice(first, last)
         return replace(self, **self._sliced(span), start=self.start + first, offsets=(0, last - first))
 
-    def check(self, new_logp: Tensor) -> Tensor:
+    def check(self, new_logp: Tensor, name: str = "new_logp", what: str = "log-probability") -> Tensor:
         """Return `new_logp` in the plan's float type; raise if its shape is not the plan's."""
         # A padded tensor would broadcast against the plan's vectors, and train on a wrong loss in silence.
         if new_logp.shape != self.old_logp.shape:
             raise ValueError(
-                f"new_logp has shape {tuple(new_logp.shape)}, but the plan holds {self.tokens} tokens: give one "
-                "log-probability per response token (`batch.pack(...)` for padded ones, `[micro_batch.slice]` for a "
+                f"{name} has shape {tuple(new_logp.shape)}, but the plan holds {self.tokens} tokens: give one "
+                f"{what} per response token (`batch.pack(...)` for padded ones, `[micro_batch.slice]` for a "
                 "micro-batch)"
             )
         return new_logp.to(self.old_logp.dtype)

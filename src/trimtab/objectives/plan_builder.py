@@ -35,6 +35,7 @@ class TokenRule:
 
     `reads` are optional fields that it uses if the batch has them. `reason_words` replaces the words of reasons that
     mean something else under this rule. Wherever rules were attached, they are applied in the order of `last`.
+    `entropy_grad`: it puts a term of the entropy into the loss (`PlanBuilder.reward_entropy`).
     """
 
     name: str
@@ -45,6 +46,7 @@ class TokenRule:
     reason_words: Mapping[Reason, str] = field(default_factory=dict)
     reads: frozenset[str] = frozenset()
     last: int = 0
+    entropy_grad: bool = False
 
 
 class PlanBuilder:
@@ -70,6 +72,7 @@ class PlanBuilder:
         self.reason = (self.advantage == 0).to(torch.int16)  # Reason.NO_SIGNAL is the first bit
         self.uncounted: Tensor | None = None
         self.penalty: Tensor | None = None
+        self.entropy_coef: Tensor | None = None
         self.metrics: dict[str, Tensor] = {}
 
     @property
@@ -155,3 +158,7 @@ class PlanBuilder:
         """Put a penalty on tokens; the surrogate knows when it takes the place of their clip."""
         self.penalty = torch.zeros_like(self.weight).index_fill_(0, tokens, coefficient)
         self.mark(tokens, Reason.PENALIZED)
+
+    def reward_entropy(self, coefficient: float) -> None:
+        """Add `coefficient` times the entropy of every token to the objective, with the gradient of the entropy."""
+        self.entropy_coef = torch.full_like(self.weight, coefficient)

@@ -61,9 +61,14 @@ REPLACED = {
     ),
     "top_entropy_quantile": Replaced(1.0, "attach 'top_entropy(share=0.2)', or take objective='top_entropy'", off=True),
     "entropy_coef": Replaced(
-        0.0, "no objective has an entropy bonus; 'stare' and 'entropy_advantage' keep the entropy up", off=True
+        0.0,
+        "attach the bonus: 'dapo + entropy_bonus(coef=0.01, gradient=exact)'; 'trim', 'stare' and 'entropy_advantage' "
+        "keep the entropy up too",
+        off=True,
     ),
-    "use_adaptive_entropy": Replaced(False, "use objective='stare', whose gate follows the entropy", off=True),
+    "use_adaptive_entropy": Replaced(
+        False, "give the bonus a target: 'dapo + entropy_bonus(target=0.2, gradient=exact)', or use 'stare'", off=True
+    ),
     "off_policy_mask_threshold": Replaced(None, "attach 'mis(low=0.5, high=2)', which drops off-policy responses"),
     "vllm_importance_sampling_correction": Replaced(False, _CORRECTION, off=True),
     "vllm_importance_sampling_mode": Replaced("sequence_mask", _CORRECTION),
@@ -164,13 +169,22 @@ def with_reference(config: TrimtabConfig, objective: Objective) -> TrimtabConfig
     return changed
 
 
-def check_sampler(objective: Objective, use_vllm: bool, rollout_func: bool) -> None:
-    """Check that the sampler's log-probabilities are there if the objective needs them, and used if vLLM samples."""
+def check_sampler(objective: Objective, use_vllm: bool, rollout_func: bool, top_p: float = 1.0, top_k: int = 0) -> None:
+    """Check that the sampler's log-probabilities are there if the objective needs them, and used if vLLM samples.
+
+    Warn of top-p and top-k, which TRL's scores do not know.
+    """
     corrected = "sampler_logp" in objective.needs
     if corrected and not (use_vllm or rollout_func):
         raise ValueError(
             f"{objective.name} reads the sampler's log-probabilities, which TRL has only from vLLM (use_vllm=True) or "
             "a rollout_func; sampling with transformers needs no correction: leave tis, icepop and mis out"
+        )
+    if top_p < 1 or top_k:
+        warnings.warn(
+            f"top_p={top_p:g}, top_k={top_k}: TRL scores responses over the whole vocabulary, not over the tokens that "
+            "these keep, so ratios to the sampler are biased; trimtab's own trainer has rollout.exact_truncation",
+            stacklevel=3,
         )
     if use_vllm and not corrected:
         warnings.warn(

@@ -59,7 +59,7 @@ class TrimtabTrainer(GRPOTrainer):
         self.objective = build_objective(self.objective_table)
         self._scored: list[tuple[Tensor, Tensor]] | None = None  # while TRL scores a rollout batch
         super().__init__(model, reward_funcs, with_reference(args, self.objective), *more, **options)
-        check_sampler(self.objective, self.use_vllm, self.rollout_func is not None)
+        check_sampler(self.objective, self.use_vllm, self.rollout_func is not None, args.top_p, args.top_k or 0)
         self._comm = padded.AcceleratorComm(self.accelerator) if self.accelerator.num_processes > 1 else None
         self._rewards: Tensor = torch.empty(0)
         self._mean_reward = 0.0  # of the present rollout batch
@@ -238,9 +238,10 @@ class TrimtabTrainer(GRPOTrainer):
         )
         mask = padded.sampled_mask(inputs)
         new_logp = logps[mask]
-        out = self.objective.loss(new_logp, inputs[padded.PLAN])
+        entropy: Tensor = entropies[mask]  # type: ignore[index]
+        out = self.objective.loss(new_logp, inputs[padded.PLAN], entropy)
         self._losses += 1
-        self._collect(out, new_logp.detach(), entropies[mask].detach(), inputs)  # type: ignore[index]
+        self._collect(out, new_logp.detach(), entropy.detach(), inputs)
         # Gradients are averaged over processes, and our losses add up; TRL and accelerate divide by nothing else.
         loss = out.loss if self._comm is None else out.loss * self.accelerator.num_processes
         if aux is not None:

@@ -36,7 +36,7 @@ REPLACED: Mapping[str, tuple[Any, str]] = {
     "loss_scale_factor": (None, "+trimtab.objective=dr_grpo +trimtab.length"),
     "tau_pos": (1.0, "+trimtab.objective=sapo +trimtab.tau_positive"),
     "tau_neg": (1.05, "+trimtab.objective=sapo +trimtab.tau_negative"),
-    "entropy_coeff": (0, "stare, which controls the entropy, or entropy_advantage; no objective has an entropy bonus"),
+    "entropy_coeff": (0, '+trimtab.objective="METHOD + entropy_bonus(coef=..., gradient=exact)", or stare or trim'),
     "use_kl_loss": (False, '+trimtab.objective="METHOD + kl(coef=...)"; the reference model is then loaded'),
 }
 
@@ -204,6 +204,10 @@ def _field_problems(config: Any, objective: Objective) -> dict[str, bool]:
         f"{name} reads: turn it off": "entropy" in needs and bool(bypass),
         f"{name} reads the sampler's log-probabilities: set actor_rollout_ref.rollout.calculate_log_probs=True": (
             "sampler_logp" in needs and not sampler
+        ),
+        f"{name} has a term of the entropy: set actor_rollout_ref.actor.calculate_entropy=True, with which verl's "
+        "forward passes of an update return it": (
+            objective.needs_entropy_grad and not config.actor_rollout_ref.actor.get("calculate_entropy", False)
         ),
         "token_stats=current needs a forward pass before every update, but verl runs all updates of a step in one "
         "call: leave it out (for the first update of a step it makes no difference)": "current_logp" in needs,

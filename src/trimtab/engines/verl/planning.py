@@ -122,8 +122,9 @@ def plan_columns(objective: Objective, batch: TokenBatch, plans: Sequence[Plan])
         column = joined(name)
         if not bool((column == value).all()):  # a column costs bandwidth to every worker
             columns[name] = column
-    if plans[0].penalty is not None:
-        columns["penalty"] = joined("penalty")
+    for name in ("penalty", "entropy_coef"):
+        if getattr(plans[0], name) is not None:
+            columns[name] = joined(name)
     if objective.ratio.level == "segment":
         assert batch.segment is not None
         columns["segment"] = batch.segment.to(torch.int32)
@@ -160,6 +161,7 @@ def micro_batch_plan(objective: Objective, data: Mapping[str, Any], sampled: Sam
         reason=torch.zeros_like(batch.sequence, dtype=torch.int16),
         spans=objective.ratio.spans(batch),
         penalty=column.get("penalty"),
+        entropy_coef=column.get("entropy_coef"),
         ref_logp=batch.ref_logp,
         offsets=batch.offsets,
         tokens_in_minibatch=int(data[MINIBATCH_TOKENS][0]),
@@ -284,10 +286,13 @@ class PlannedLoss:
         _check(data)
         sampled = sampled_tokens(data["response_mask"])
         new_logp = sampled.pack(response_from_nested(model_output["log_probs"], data["response_mask"]))
+        entropy = None
+        if self.objective.needs_entropy_grad and model_output.get("entropy") is not None:
+            entropy = sampled.pack(response_from_nested(model_output["entropy"], data["response_mask"]))
         ranks = int(data["dp_size"])
         # verl's engine may call this under autocast, but ratios must be computed in float32.
         with torch.autocast(device_type=new_logp.device.type, enabled=False):
-            out = self.objective.loss(new_logp, micro_batch_plan(self.objective, data, sampled))
+            out = self.objective.loss(new_logp, micro_batch_plan(self.objective, data, sampled), entropy)
             loss = out.loss * ranks  # engines average gradients over ranks, and our losses add up
         # verl expects the same metrics from every micro-batch: one without tokens has a ratio of 1.
         metrics = dict.fromkeys(("update/ratio_min", "update/ratio_max"), torch.ones(())) | out.metrics

@@ -54,6 +54,9 @@ OPTIONS: dict[str, Option] = {
     "gate": Option(
         "whose entropy is compared with the target: the rollout batch, each response (sample), each token, or none"
     ),
+    "gradient": Option(
+        "how the entropy bonus enters: as an advantage of the sampled token, or by its own gradient (exact)"
+    ),
     "geometric": Option("use the geometric mean of a response's token ratios instead of their product"),
     "high": Option("upper end of the band of p_old / p_sampler", 0),
     "integral_gain": Option("how much each rollout adds to the control, per distance from the target or band", 0, 1),

@@ -16,6 +16,7 @@ from trimtab.objectives.selection import random_pick, share_count, top_share
 ENTROPY = frozenset({"entropy"})
 
 ClipScale = Literal["fixed", "sqrt_length"]
+EntropyGradient = Literal["sampled", "exact"]
 
 
 def top_entropy(share: float = 0.2, renormalize: bool = False) -> TokenRule:
@@ -120,26 +121,33 @@ class AdaptiveCoefficient:
         self.below = bool(below)
 
 
-def entropy_bonus(coef: float = 0.01, target: float | None = None, rate: float = 0.005) -> TokenRule:
-    """Add the entropy to the objective, as an advantage: A' = A - coef (ln p + H).
+def entropy_bonus(
+    coef: float = 0.01, target: float | None = None, rate: float = 0.005, gradient: EntropyGradient = "sampled"
+) -> TokenRule:
+    """Add the entropy to the objective: as an advantage, A' = A - coef (ln p + H), or by its own gradient.
 
-    Its expectation over the sampled tokens is coef times the gradient of the entropy (2603.11682). With a target the
-    coefficient starts at `coef`, changes by `rate` per rollout, and acts only below the target, as in Skywork-OR1
-    (2505.22312) and TRL's adaptive entropy.
+    The expectation of that advantage over the sampled tokens is coef times the gradient of the entropy (2603.11682).
+    With gradient=exact the loss is l - coef H instead, and the gradient is that of the whole distribution: no sample
+    adds noise to it, and neither clip nor weight of a token changes it. With a target the coefficient starts at `coef`,
+    changes by `rate` per rollout, and acts only below the target, as in Skywork-OR1 (2505.22312) and TRL's adaptive
+    entropy.
     """
     state = AdaptiveCoefficient(coef, target, rate)
+    exact = gradient == "exact"
 
     def apply(builder: PlanBuilder) -> None:
         coefficient = state.in_use
         builder.metrics["entropy_bonus/coef"] = builder.weight.new_full((), coefficient)
-        if coefficient:
+        if coefficient and exact:
+            builder.reward_entropy(coefficient)
+        elif coefficient:
             builder.advantage = builder.advantage - coefficient * (builder.logp + builder.entropy)
             builder.mark_all(torch.ones_like(builder.positive), Reason.RESHAPED)
 
     adapts = "" if target is None else f", while the rollout's mean entropy is below {target:g}; +-{rate:g} per rollout"
     words = {Reason.RESHAPED: "advantage shifted by the entropy bonus"}
-    formula = f"A' = A - {coef:g} (ln p + H){adapts}"
-    return TokenRule("entropy_bonus", formula, apply, ENTROPY, state, reason_words=words)
+    formula = f"- {coef:g} H on every counted token{adapts}" if exact else f"A' = A - {coef:g} (ln p + H){adapts}"
+    return TokenRule("entropy_bonus", formula, apply, ENTROPY, state, reason_words=words, entropy_grad=exact)
 
 
 def _covariance(builder: PlanBuilder) -> Tensor:
