@@ -30,7 +30,9 @@ from trimtab.files import write_atomically
 from trimtab.objectives.entropy_control import prediction_fit, prediction_pairs
 from trimtab.record import find_collapse
 from trimtab.trainer.config import load
+from trimtab.trainer.model import score
 from trimtab.trainer.train.rollouts import sample_and_grade
+from trimtab.trainer.train.scoring import transcripts_of
 from trimtab.trainer.train.trainer import build_trainer
 
 RESULTS = Path(__file__).parent / "results"
@@ -43,6 +45,7 @@ CURVES = (
     "update/grad_norm", "tokens/silenced_share", "tokens/spurious_share", "tokens/top_gradient_share",
     "s2t/candidate_share", "tokens/boosted_share", "stare/gate_open", "stare/weight",
     "lag/mean", "lag/max", "lag/spans_mean", "sampler/effective_sample_share",
+    "sampler/mismatch_mean", "sampler/kept_mean", "update/approx_kl", "entropy_bonus/coef",
     "trim/drive", "trim/leverage", "trim/predicted_change", "trim/saturated", "trim/target", "trim/weight",
 )  # fmt: skip
 STUDY = (
@@ -154,6 +157,21 @@ PARTS = {
         variants=tuple(f"rollout.max_lag={lag}" for lag in (0, 1, 2, 4)),
         seeds=(0, 1, 2),
     ),
+    "truncation": Part(  # scored, since the sampler's own figures would show no mismatch
+        "top-p 0.9, scored over the whole vocabulary and over the tokens that it keeps",
+        "countdown",
+        ("dapo",),
+        ("update.old_stats=scored", "run.steps=600", "rollout.top_p=0.9"),
+        variants=tuple(f"rollout.exact_truncation={exact}" for exact in ("false", "true")),
+        seeds=(0, 1, 2),
+    ),
+    "entropy-gradient": Part(
+        "an entropy bonus by the sampled token, and by the gradient of the entropy",
+        "countdown",
+        ("dapo + entropy_bonus(target=0.3)", "dapo + entropy_bonus(target=0.3, gradient=exact)"),
+        ("run.steps=600",),
+        seeds=(0, 1, 2),
+    ),
     "length": Part(  # a problem of more changes is solved in more tokens of the same kind
         "the critical weight by the length of the responses",
         "benchmarks/spurious.toml",
@@ -241,7 +259,10 @@ def thinned(records: Sequence[Mapping[str, float]], name: str) -> list[list[floa
 
 
 def sampled_accuracy(run: GridRun) -> dict[str, float]:
-    """Sample the held-out problems with the trained model; return accuracy (greedy, sampled) and pass@k."""
+    """Sample the held-out problems with the trained model; return accuracy (greedy, sampled), pass@k and entropy.
+
+    The entropy is that of the whole vocabulary, whatever the run was trained on.
+    """
     if not run.folder.model.is_dir():
         return {}
     config = load(run.recipe, [*run.settings, f"model.path={run.folder.model}", "warm_start.steps=0"])
@@ -250,11 +271,12 @@ def sampled_accuracy(run: GridRun) -> dict[str, float]:
     problems = [(n, trainer.test_task[n]) for n in range(config.run.eval_problems)]
     greedy = sample_and_grade(trainer, problems, EVALUATION_STEP, config.sampling_options(samples=1, temperature=0.0))
     options = config.sampling_options(samples=SAMPLES)
-    groups = [
-        [response.verdict.kind == "correct" for response in group]
-        for group in sample_and_grade(trainer, problems, EVALUATION_STEP, options)
-    ]
+    sampled = sample_and_grade(trainer, problems, EVALUATION_STEP, options)
+    groups = [[response.verdict.kind == "correct" for response in group] for group in sampled]
+    transcripts = transcripts_of([response for group in sampled for response in group])
+    budget, chunk = config.update.token_budget, config.update.head_chunk
     return {
+        "entropy": float(score(trainer.policy, transcripts, config.rollout.temperature, budget, chunk).entropy.mean()),
         "greedy": fmean(group[0].verdict.kind == "correct" for group in greedy),
         "sampled": fmean(right for group in groups for right in group),
         f"pass@{SAMPLES}": fmean(any(group) for group in groups),

@@ -400,6 +400,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/methods.md": methods_reference,
     "docs/metrics.md": metrics_page,
     "docs/objectives.md": objectives_page,
+    "docs/off-policy.md": lambda: filled("docs/off-policy.md", {"truncation": laboratory_pages.truncation}),
     "docs/own-parts.md": own_parts_page,
     "docs/recipes.md": recipes_page,
     "docs/record.md": record_page,

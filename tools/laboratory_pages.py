@@ -25,7 +25,7 @@ EMPTY = 0.05  # nats: a policy below it says the same thing to a prompt nearly e
 LAST = 0.1  # of a run: the share of its points whose mean is the value at the end
 FIRST = "expression"  # the part that the pictures and most sentences are about
 PARTS = (FIRST, "steps", "long", "ablations", "off-policy", "spurious")  # with a section of their own in docs/study.md
-ELSEWHERE = ("length", "signal", "spurious-tokens")  # parts that are not tables of objectives
+ELSEWHERE = ("length", "signal", "spurious-tokens", "truncation")  # parts that are not tables of objectives
 # What the others are compared with: the same setting under this objective. The ablations vary trim itself.
 REFERENCE, REFERENCES = "dapo", {"ablations": "dapo + trim"}
 # The objectives of the picture and of the sentence below it, with their names there.
@@ -150,6 +150,7 @@ FIGURES: dict[str, Callable[[Run], float | None]] = {
     "entropy": lambda run: at_end(run, "policy/entropy"),
     "in_band": in_band,
     "mixed": lambda run: at_end(run, "groups/mixed_share"),
+    "mismatch": lambda run: at_end(run, "sampler/mismatch_mean"),
     "length": lambda run: over_run(run, "response/length_mean"),
     "seconds": lambda run: run.get("seconds"),
     "weight": lambda run: at_end(run, "trim/weight"),
@@ -287,14 +288,16 @@ def section(part: str) -> str:
     if found is None:
         return not_run(part)
     tables = filter(None, (accuracy_table(part), entropy_table(part), control_table(part)))
+    return "\n\n".join([*tables, f"The reference is `{_reference(part)}`. {_origin(found)}"])
+
+
+def _origin(found: Mapping[str, Any]) -> str:
+    """Say what a part's runs were made with."""
     settings = "".join(f", `{each}`" for each in found["settings"])
     # A part may have been continued on another machine.
     versions = sorted({run.get("torch", found["versions"]["torch"]) for run in found["runs"].values()})
-    where = (
-        f"The reference is `{_reference(part)}`. Recipe `{found['recipe']}`{settings}; {found['machine']}, torch "
-        f"{' and '.join(versions)}; {found['date']}."
-    )
-    return "\n\n".join([*tables, where])
+    where = f"{found['machine']}, torch {' and '.join(versions)}; {found['date']}."
+    return f"Recipe `{found['recipe']}`{settings}; {where}"
 
 
 def rare_tokens(part: str = "spurious-tokens") -> str:
@@ -322,6 +325,40 @@ def rare_tokens(part: str = "spurious-tokens") -> str:
         "used after",
     ]
     return markdown_table(heads, body)
+
+
+def truncation(part: str = "truncation") -> str:
+    """The table of runs with top-p that score all tokens, or those that it keeps."""
+    found = result(part)
+    if found is None:
+        return not_run(part)
+    rows = _rows(found)
+    exact, whole = (Row("dapo", f"rollout.exact_truncation={each}") for each in ("true", "false"))
+    body = []
+    for row, label in ((whole, "the whole vocabulary"), (exact, "the kept tokens")):
+        seeds = rows.get(row, {})
+        curves = [run["curves"] for run in seeds.values()]
+        first = [values[0][1] for curve in curves if (values := curve.get("sampler/mismatch_mean"))]
+        entropies = [run["entropy"] for run in seeds.values() if "entropy" in run]
+        difference = paired(seeds, rows.get(whole, {})) if row == exact else None
+        cells = [fmean(first) if first else None, mean(seeds, "mismatch"), fmean(entropies) if entropies else None]
+        means = [shown(seeds, figure) for figure in ("greedy", "sampled", "pass@8")]
+        lost = sum(lost_at(run) is not None for run in seeds.values())
+        body.append([label, str(len(seeds)), *map(_small, cells), *means, points(difference), str(lost)])
+    heads = ["scored over", "seeds", "mismatch, first steps", "mismatch, last tenth", "entropy after the run", "greedy"]
+    heads += ["sampled", "pass@8", "greedy, difference", "runs lost"]
+    return "\n\n".join((markdown_table(heads, body), TRUNCATION_LEGEND, _origin(found)))
+
+
+def _small(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2g}"
+
+
+TRUNCATION_LEGEND = (
+    "*Mismatch*: mean difference between the log-probs of sampler and trainer per token, in nats. *Entropy after the "
+    "run*: over the whole vocabulary in both rows, on held-out problems. The others are explained in "
+    "[study.md](study.md)."
+)
 
 
 def others() -> str:

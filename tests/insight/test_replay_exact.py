@@ -56,12 +56,13 @@ OBJECTIVES = {
     "stapo + trim(floor=1.0,ceiling=2.79)": {"objective.tau_p": "0.2"},
     "stare(boost=critical,gate=none)": {},
     "dapo + entropy_bonus(target=2.79)": {},
+    "stapo + entropy_bonus(gradient=exact)": {"objective.tau_p": "0.2"},
 }
 # At least one for each kind of plan: silenced, boosted, by segment, by sequence, with a reference, with more columns.
 ALWAYS = (
     *("stapo", "stapo + stare(adaptive=true)", "sspo + s2t", "grpo", "gspo", "clip_cov", "lp_reg", "dapo + tis"),
     *("grpo + kl", "luspo + stare(gate=none)", "entropy_advantage", "top_entropy"),
-    *("dapo + trim(floor=2.79)", "stare(boost=critical,gate=none)"),
+    *("dapo + trim(floor=2.79)", "stare(boost=critical,gate=none)", "stapo + entropy_bonus(gradient=exact)"),
 )
 VARIATIONS = {
     "four updates a step": {"objective": '"stapo(tau_p=0.2)"', "update.per_step": "4"},
@@ -76,6 +77,11 @@ VARIATIONS = {
     "quantiles by micro-batch": {"objective": '"stapo(tau_p=0.2,scope=micro)"', "update.token_budget": "24"},
     "no dual clip": {"objective": '"dapo"', "objective.dual_clip": "none"},
     "dynamic sampling": {"objective": '"sspo"', "rollout.dynamic_sampling": "true"},
+    "exact truncation": {
+        "objective": '"stapo(tau_p=0.2) + entropy_bonus(gradient=exact)"',
+        "rollout.top_p": "0.9",
+        "rollout.exact_truncation": "true",
+    },
     "another aggregation": {"objective": '"stapo(tau_p=0.2,aggregation=seq-mean-token-sum)"'},
     "a response limit that cuts": {"objective": '"sspo"', "rollout.max_new_tokens": "2", "reward.overlong_buffer": "1"},
 }

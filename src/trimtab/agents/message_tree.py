@@ -16,7 +16,7 @@ from trimtab.agents.chat_tokens import ChatMessage, ChatTokens, Shape
 from trimtab.agents.sampled_message import ReadMessage, split_reasoning, written_calls
 from trimtab.agents.sealed_rollout import Branch
 from trimtab.agents.types import Message
-from trimtab.data import Request, Response
+from trimtab.data import KeptTokens, Request, Response
 
 
 @dataclass(eq=False)
@@ -205,7 +205,9 @@ def _branch(path: Sequence[Turn], first: int, sample: int, rewards: Mapping[int,
     logp = np.concatenate([turn.response.logp for turn in own])
     parts = [turn.response.moments for turn in own if turn.response.moments is not None]
     moments = np.concatenate(parts, axis=1) if len(parts) == len(own) else None
-    response = Response(tokens, logp, own[-1].response.finished, sample, tuple(observed), moments)
+    sets = [turn.response.kept for turn in own if turn.response.kept is not None]
+    kept = KeptTokens.concat(sets) if len(sets) == len(own) else None
+    response = Response(tokens, logp, own[-1].response.finished, sample, tuple(observed), moments, kept=kept)
     numbers = tuple(turn.number for turn in own)
     given = [rewards[number] for number in numbers if number in rewards]
     return Branch(prompt, response, _messages(path), numbers, sum(given) / len(given) if given else None)

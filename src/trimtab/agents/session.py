@@ -329,7 +329,8 @@ def cut(response: Response, most: int) -> Response:
     if len(response.tokens) <= most:
         return response
     moments = None if response.moments is None else response.moments[:, :most]
-    return Response(response.tokens[:most], response.logp[:most], False, response.sample, moments=moments)
+    kept = None if response.kept is None else response.kept[:most]
+    return Response(response.tokens[:most], response.logp[:most], False, response.sample, moments=moments, kept=kept)
 
 
 def sealed_error() -> RequestError:

@@ -24,6 +24,7 @@ from trimtab.data.files import (
     worked_solutions,
 )
 from trimtab.data.gym import GymTask, gym_dataset
+from trimtab.data.kept_tokens import KeptTokens, words_of_bits
 from trimtab.data.problems import (
     FixedTask,
     Problem,
@@ -59,10 +60,11 @@ TaskOption = Option  # of a task, in files of users
 
 __all__ = [
     "BENCHMARKS", "BOX_RULES", "DEFAULT_BENCHMARKS", "HELD_OUT", "PROMPT_SUFFIX", "TASKS", "Arithmetic",
-    "BenchmarkProblem", "Countdown", "FixedTask", "Group", "GymTask", "Option", "Problem", "PromptTokens", "Repeats",
-    "Reply", "Request", "Requests", "Response", "Sample", "Sampler", "SamplingOptions", "Split", "Task", "TaskOption",
-    "Turns", "agent_of", "build_task", "by_rollout", "check_columns", "check_paths", "check_prompts", "derive_seed",
-    "find_benchmark", "find_repeats", "gsm8k", "gym_dataset", "has_held_out_problems", "is_hub_data",
-    "load_benchmark", "optional_module", "problem_index", "prompts_per_epoch", "read_file", "read_rows",
-    "rollout_ids", "source_paths", "stream_index", "task_options", "user", "worked_solution", "worked_solutions",
+    "BenchmarkProblem", "Countdown", "FixedTask", "Group", "GymTask", "KeptTokens", "Option", "Problem",
+    "PromptTokens", "Repeats", "Reply", "Request", "Requests", "Response", "Sample", "Sampler", "SamplingOptions",
+    "Split", "Task", "TaskOption", "Turns", "agent_of", "build_task", "by_rollout", "check_columns", "check_paths",
+    "check_prompts", "derive_seed", "find_benchmark", "find_repeats", "gsm8k", "gym_dataset", "has_held_out_problems",
+    "is_hub_data", "load_benchmark", "optional_module", "problem_index", "prompts_per_epoch", "read_file", "read_rows",
+    "rollout_ids", "source_paths", "stream_index", "task_options", "user", "words_of_bits", "worked_solution",
+    "worked_solutions",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from trimtab.agents import Conversation
+    from trimtab.data.kept_tokens import KeptTokens
     from trimtab.grading import Verdict
 
 
@@ -42,6 +43,11 @@ class SamplingOptions:
             raise ValueError(f"top_p={self.top_p}, top_k={self.top_k}: set 0 < top_p <= 1 and top_k >= 0")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed}: it must fit into a signed 64-bit integer")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether top-k or top-p leave out tokens."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,8 @@ class Response:
     `logp` has sampled tokens only. `moments`, (4, sampled tokens), are those of every token's distribution before top-k
     and top-p, in the order of `objectives.Moments`, if a sampler was asked for them. `versions` are the weights that
     sampled it, where a run keeps them (`rollout.max_lag`): (sampled tokens, steps that the weights were trained for).
+    `kept` are the tokens that top-k and top-p left to choose from at each sampled token, if a sampler was asked for
+    them; `moments` are then those of the distribution over these alone.
 
     Example: `Response(tokens=[12, 7, 2], logp=[-0.1, -1.2, -0.3], finished=True)`.
     """
@@ -87,6 +95,7 @@ class Response:
     observed: tuple[tuple[int, int], ...] = ()
     moments: np.ndarray | None = None
     versions: tuple[tuple[int, int], ...] = ()
+    kept: KeptTokens | None = None
 
     def __init__(
         self,
@@ -97,6 +106,7 @@ class Response:
         observed: tuple[tuple[int, int], ...] = (),
         moments: np.ndarray | None = None,
         versions: tuple[tuple[int, int], ...] = (),
+        kept: KeptTokens | None = None,
     ) -> None:
         import numpy as np  # here: what only parses a recipe imports this module too
 
@@ -104,7 +114,7 @@ class Response:
         # Anything but whole numbers is left as it is for `OwnSampler` to refuse.
         ids = ids.astype(np.int64, copy=False) if ids.dtype.kind in "iu" or not ids.size else ids
         values = {"tokens": ids, "logp": np.asarray(logp, dtype=np.float32), "finished": finished}
-        values |= {"sample": sample, "observed": observed, "moments": moments, "versions": versions}
+        values |= {"sample": sample, "observed": observed, "moments": moments, "versions": versions, "kept": kept}
         for name, value in values.items():
             object.__setattr__(self, name, value)
 

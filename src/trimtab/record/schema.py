@@ -60,6 +60,13 @@ TOKENS: tuple[Column, ...] = (
     Column("clip_low", "float32", "how far below 1 the ratio may go", encoding="dictionary"),
     Column("clip_high", "float32", "how far above 1 the ratio may go", encoding="dictionary"),
     Column("penalty", "float32", "coefficient of a rule's penalty", "where given", "dictionary"),
+    Column(
+        "entropy_coef",
+        "float32",
+        "coefficient of an entropy bonus whose gradient is that of the entropy",
+        "where given",
+        "dictionary",
+    ),
     Column("clipped", "bool", "whether a clip cut its gradient", "where given"),
     Column("reason", "int16", "why it got its weight: bits of `trimtab.Reason`", encoding="dictionary"),
     Column(
@@ -70,6 +77,14 @@ TOKENS: tuple[Column, ...] = (
         "dictionary",
     ),
     Column("segment", "int32", "subsentence of the response, from 0", "where given", "dictionary"),
+    Column(
+        "kept",
+        "int32",
+        "how many tokens top-p and top-k kept at its position; entropy, moments and all log-probabilities are then of "
+        "the distribution over these alone",
+        "where given",
+        "dictionary",
+    ),
     Column(
         "tool_tokens",
         "int32",
@@ -85,7 +100,7 @@ FROM_BATCH = (
     "token", "old_logp", "sampler_logp", "current_logp", "ref_logp", "proxy_logp", "entropy", "sum_p2", "sum_p2_logp",
     "advantage", "segment",
 )  # fmt: skip
-FROM_PLAN = ("weight", "scale", "clip_low", "clip_high", "penalty", "reason")
+FROM_PLAN = ("weight", "scale", "clip_low", "clip_high", "penalty", "entropy_coef", "reason")
 
 RESPONSES: tuple[Column, ...] = (
     Column("step", "int32", "the step, as in metrics.jsonl", encoding="delta"),

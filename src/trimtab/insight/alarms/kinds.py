@@ -94,7 +94,8 @@ ALARM_KINDS: dict[str, AlarmKind] = {
         ("sampler/mismatch_mean",),
         ("mismatch_level", "mismatch_growth", "mismatch_min", "mismatch_rising_min", "mismatch_rising"),
         "Check that the sampler has the newest weights, that rollout.sampler_temperature and rollout.precision are not "
-        "set, and that rollout.top_p and rollout.top_k are off; '... + tis' corrects what must remain",
+        "set, and that rollout.top_p and rollout.top_k are off or rollout.exact_truncation is "
+        "on; '... + tis' corrects what must remain",
     ),
     "effective_samples": AlarmKind(
         ratio_detectors.effective_samples,

@@ -122,6 +122,7 @@ class Config(Section):
         self._check_tools()
         self._check_old_stats()
         self._check_max_lag()
+        self._check_truncation()
         for key in ("gradient_checkpointing", "lora_dropout"):
             if self.update.shared_prompts and (value := getattr(self.model, key)):
                 raise ValueError(
@@ -216,6 +217,15 @@ class Config(Section):
             raise ValueError(
                 f"update.old_stats = 'sampled' does not work with {found[0]}: it needs the native sampler with the "
                 "trainer's precision, fp32, and temperature, without tools or an agent; use 'scored'"
+            )
+
+    def _check_truncation(self) -> None:
+        rollout = self.rollout
+        if rollout.keeps and rollout.engine == "vllm":
+            raise ValueError(
+                "rollout.exact_truncation = true needs the tokens that top-p and top-k kept, which rollout.engine = "
+                '"vllm" does not return: use "native", or set rollout.top_p = 1 and rollout.top_k = 0; or leave it '
+                "false, with a correction such as '+ tis' in objective.name"
             )
 
     def _check_max_lag(self) -> None:

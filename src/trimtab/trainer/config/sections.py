@@ -198,6 +198,7 @@ class RolloutConfig(Section):
     )
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus (top-p) sampling; 1 turns it off")
     top_k: int = Field(0, ge=0, description="top-k sampling; 0 turns it off")
+    exact_truncation: bool = Field(False, description="score only the tokens that top_p and top_k kept (off-policy.md)")
     batch_size: int = Field(
         1024,
         ge=1,
@@ -228,6 +229,11 @@ class RolloutConfig(Section):
         0.4, gt=0, lt=1, description="vLLM: share of the GPU's memory that it may use while it samples"
     )
     vllm_options: dict[str, Any] = Field(default_factory=dict, description="vLLM: other arguments of `vllm.LLM`")
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the sampler must return the tokens that top-k and top-p kept."""
+        return self.exact_truncation and (self.top_p < 1 or self.top_k > 0)
 
     @property
     def max_observed_tokens(self) -> int:

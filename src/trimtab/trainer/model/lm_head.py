@@ -23,9 +23,11 @@ import torch
 from torch import Tensor
 
 from trimtab.objectives import Moments, moments
+from trimtab.trainer.model.kept_rows import KeptRows
 
 CHUNK = 2560  # rows of logits at one time, at most: 780 MB of bf16 at a vocabulary of 152k
 TILE = 64  # rows of a GEMM tile
+WIDE_ROWS = 256  # rows of logits in fp32 at one time, where plain torch forms a gradient that no kernel does
 
 # From the log-probabilities of the rows in a slice to the loss of these rows and its gradient, d loss / d log-prob.
 LossFn = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
@@ -54,24 +56,33 @@ class Head:
 
 @dataclass(frozen=True)
 class HeadGradients:
-    """The loss, ln p of every row's token, and the gradients; `weight` and `bias` are None for a frozen head."""
+    """The loss, ln p of every row's token, and the gradients; `weight` and `bias` are None for a frozen head.
+
+    `entropy` is that of every row, where its gradient was asked for.
+    """
 
     loss: Tensor
     logp: Tensor
     hidden: Tensor
     weight: Tensor | None
     bias: Tensor | None
+    entropy: Tensor | None = None
 
 
 @torch.no_grad()
-def head_scores(hidden: Tensor, head: Head, tokens: Tensor, chunk: int = CHUNK) -> Moments:
-    """Return ln p of each row's token, and entropy, sum p^2, sum p^2 ln p of its distribution, in fp32."""
+def head_scores(
+    hidden: Tensor, head: Head, tokens: Tensor, chunk: int = CHUNK, kept: KeptRows | None = None
+) -> Moments:
+    """Return ln p of each row's token, and entropy, sum p^2, sum p^2 ln p of its distribution, in fp32.
+
+    With `kept` the distribution is the one over the kept tokens of each row.
+    """
     hidden, tokens = hidden.contiguous(), tokens.contiguous()  # kernels assume contiguous rows
     sizes = even_sizes(len(tokens), chunk) or [0]
     buffer, chunks = head.buffer(max(sizes)), []
-    for h, t in zip(hidden.split(sizes), tokens.split(sizes), strict=True):
-        logits = head.logits(h, buffer)
-        chunks.append(softmax_moments(logits, t, target_logits(logits, h, head, t), head))
+    for first, h, t in zip(accumulate(sizes, initial=0), hidden.split(sizes), tokens.split(sizes), strict=False):
+        logits = _chunk_logits(head, h, buffer, kept, first)
+        chunks.append(softmax_moments(logits, t, target_logits(logits, h, head, t), head, kept is not None))
     return Moments(*torch.cat(chunks, dim=1).unbind())
 
 
@@ -86,34 +97,42 @@ def head_gradients(
     frozen: bool = False,
     weight_grad: Tensor | None = None,
     bias_grad: Tensor | None = None,
+    kept: KeptRows | None = None,
+    entropy_grad: Tensor | None = None,
 ) -> HeadGradients:
     """Return the loss and its gradients by hidden states, head weight and bias, computed chunk by chunk.
 
     `sizes` are the rows of each chunk (whole responses if their tokens share a ratio), even ones by default. Gradients
-    of weight and bias are added to `weight_grad` and `bias_grad` if given (a parameter's `.grad`).
+    of weight and bias are added to `weight_grad` and `bias_grad` if given (a parameter's `.grad`). With `kept` the
+    distribution is the one over the kept tokens of each row. `entropy_grad` is d loss / d entropy of every row, whose
+    gradient is then formed too; the returned loss is that of `loss_fn`, without a term of the entropy.
     """
-    if hidden.dtype != head.weight.dtype:
-        raise ValueError(f"hidden states are {hidden.dtype}, the head is {head.weight.dtype}: bring them to one type")
-    rows = len(tokens)
-    sizes = even_sizes(rows) if sizes is None else sizes
-    if sum(sizes) != rows:
-        raise ValueError(f"the chunks hold {sum(sizes)} rows, but there are {rows} tokens")
+    sizes = even_sizes(len(tokens)) if sizes is None else sizes
+    _check_fit(hidden, head, tokens, sizes)
     hidden, tokens = hidden.contiguous(), tokens.contiguous()  # kernels assume contiguous rows
     d_hidden = torch.empty_like(hidden)
     if not frozen and head.bias is not None and bias_grad is None:
         bias_grad = torch.zeros_like(head.bias)
-    losses, logps, buffer = [], [], head.buffer(max(sizes, default=0))
+    losses, logps, entropies, buffer = [], [], [], head.buffer(max(sizes, default=0))
     for first, last in pairwise(accumulate(sizes, initial=0)):
         chunk = slice(first, last)
-        logits = head.logits(hidden[chunk], buffer)
+        # Overwritten by their gradient, which is not yet multiplied by the coefficients.
+        logits = d_logits = _chunk_logits(head, hidden[chunk], buffer, kept, first)
         target = target_logits(logits, hidden[chunk], head, tokens[chunk])
-        logp, factor = logp_and_grad(logits, tokens[chunk], target, head)
-        d_logits = logits  # overwritten in place, and not yet multiplied by `factor`
-        ready = torch.cuda.current_stream(hidden.device).record_event() if hidden.is_cuda else None
-        product = d_logits @ head.weight
-        with _side_stream_after(ready, hidden.device):  # a loss is many small operations: they run beside the GEMM
+        if entropy_grad is not None:
+            logp, entropy, *_ = softmax_moments(logits, tokens[chunk], target, head, kept is not None)
             loss, grad_logp = loss_fn(logp, chunk)
-            coefficient = grad_logp.to(logp.dtype) * (factor / head.temperature)
+            known = tokens[chunk], target, logp, entropy, grad_logp.to(logp.dtype), entropy_grad[chunk].to(logp.dtype)
+            coefficient = _write_grad(logits, head, *known) / head.temperature
+            product = d_logits @ head.weight
+            entropies.append(entropy)
+        else:
+            logp, factor = logp_and_grad(logits, tokens[chunk], target, head, kept is not None)
+            ready = torch.cuda.current_stream(hidden.device).record_event() if hidden.is_cuda else None
+            product = d_logits @ head.weight
+            with _side_stream_after(ready, hidden.device):  # a loss is many small operations: they run beside the GEMM
+                loss, grad_logp = loss_fn(logp, chunk)
+                coefficient = grad_logp.to(logp.dtype) * (factor / head.temperature)
         # Coefficients multiply the narrow side (width, not vocabulary), so that one kernel serves every objective.
         scale_rows(product, coefficient, d_hidden[chunk])
         if not frozen:
@@ -126,7 +145,14 @@ def head_gradients(
     total = torch.stack(losses).sum() if losses else torch.zeros((), device=hidden.device)
     if weight_grad is None and not frozen:
         weight_grad = torch.zeros_like(head.weight)
-    return HeadGradients(total, whole, d_hidden, weight_grad, bias_grad)
+    return HeadGradients(total, whole, d_hidden, weight_grad, bias_grad, torch.cat(entropies) if entropies else None)
+
+
+def _check_fit(hidden: Tensor, head: Head, tokens: Tensor, sizes: Sequence[int]) -> None:
+    if hidden.dtype != head.weight.dtype:
+        raise ValueError(f"hidden states are {hidden.dtype}, the head is {head.weight.dtype}: bring them to one type")
+    if sum(sizes) != len(tokens):
+        raise ValueError(f"the chunks hold {sum(sizes)} rows, but there are {len(tokens)} tokens")
 
 
 def even_sizes(rows: int, most: int = CHUNK) -> list[int]:
@@ -173,16 +199,20 @@ def target_logits(logits: Tensor, hidden: Tensor, head: Head, tokens: Tensor) ->
     return target if head.bias is None else target + head.bias[tokens]
 
 
-def softmax_moments(logits: Tensor, tokens: Tensor, target: Tensor, head: Head) -> Tensor:
-    """Return ln p, entropy, sum p^2 and sum p^2 ln p of every row, (4, rows)."""
-    kernels = _kernels_for(logits)
+def softmax_moments(logits: Tensor, tokens: Tensor, target: Tensor, head: Head, restricted: bool = False) -> Tensor:
+    """Return ln p, entropy, sum p^2 and sum p^2 ln p of every row, (4, rows); `restricted`: some logits are -inf."""
+    # The kernels' soft cap makes -inf finite.
+    kernels = None if restricted and head.soft_cap else _kernels_for(logits)
     run: Callable[..., Tensor] = _torch_softmax_moments if kernels is None else kernels.softmax_moments
     return run(logits, tokens, target, head.temperature, head.soft_cap, write_grad=False)
 
 
-def logp_and_grad(logits: Tensor, tokens: Tensor, target: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+def logp_and_grad(
+    logits: Tensor, tokens: Tensor, target: Tensor, head: Head, restricted: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return ln p of each row's token and a factor; logits times factor become d ln p / d logits * temperature."""
-    kernels = _kernels_for(logits)
+    # The kernels' soft cap makes -inf finite.
+    kernels = None if restricted and head.soft_cap else _kernels_for(logits)
     if kernels is not None:
         logp, factor = kernels.logp_and_grad(logits, tokens, target, head.temperature, head.soft_cap)
         return logp, factor
@@ -198,6 +228,14 @@ def scale_rows(x: Tensor, factor: Tensor, out: Tensor) -> Tensor:
 
 def _kernels_for(x: Tensor) -> Any:
     return softmax_kernels() if x.is_cuda and x.dtype != torch.float64 else None
+
+
+def _chunk_logits(head: Head, hidden: Tensor, buffer: Tensor, kept: KeptRows | None, first: int) -> Tensor:
+    """Write the logits of a chunk whose first row is `first`; with `kept` all others are -inf."""
+    logits = head.logits(hidden, buffer)
+    if kept is not None:
+        kept.restrict(logits, first)
+    return logits
 
 
 @cache
@@ -240,19 +278,55 @@ def _torch_softmax_moments(
     logits: Tensor, tokens: Tensor, target: Tensor, temperature: float, soft_cap: float | None, *, write_grad: bool
 ) -> Tensor:
     """Do what the kernel `softmax_moments` does, in plain torch."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    capped = wide.scatter(1, tokens[:, None], target[:, None])
-    if soft_cap:
-        capped = torch.tanh(capped / soft_cap) * soft_cap
-    scaled = capped / temperature
+    scaled, slope = _scaled_logits(logits, tokens, target, temperature, soft_cap)
     numbers = torch.stack(moments(scaled, tokens))
     if write_grad:
         grad = scaled.softmax(-1).neg_()
         grad.scatter_add_(1, tokens[:, None], torch.ones_like(scaled[:, :1]))
-        if soft_cap:
-            grad *= 1 - (capped / soft_cap) ** 2
-        logits.copy_(grad)
+        logits.copy_(grad if slope is None else grad.mul_(slope))
     return numbers
+
+
+def _scaled_logits(
+    logits: Tensor, tokens: Tensor, target: Tensor, temperature: float, soft_cap: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return logits after soft cap and temperature, and the slope of the soft cap at each; -inf stays -inf."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    wide = wide.scatter(1, tokens[:, None], target[:, None])
+    if not soft_cap:
+        return wide / temperature, None
+    capped = torch.tanh(wide / soft_cap) * soft_cap
+    return capped.masked_fill(wide == -torch.inf, -torch.inf) / temperature, 1 - (capped / soft_cap) ** 2
+
+
+def _write_grad(
+    logits: Tensor,
+    head: Head,
+    tokens: Tensor,
+    target: Tensor,
+    logp: Tensor,
+    entropy: Tensor,
+    by_logp: Tensor,
+    by_entropy: Tensor,
+) -> Tensor:
+    """Overwrite logits with a loss's gradient by them, up to a factor for each row, which is returned.
+
+    `by_logp` and `by_entropy` are the loss's derivatives by ln p and entropy of each row. d ln p_k / d logits is
+    1[k] - p, and d H / d logits is -p (ln p + H).
+    """
+    factor = torch.maximum(by_logp.abs(), by_entropy.abs())
+    unit = torch.where(factor == 0, 1.0, factor)  # in half precision the small coefficients of a mean would be lost
+    columns = (tokens, target, logp, entropy, by_logp / unit, by_entropy / unit)
+    for rows, token, *numbers in zip(*(column.split(WIDE_ROWS) for column in (logits, *columns)), strict=True):
+        z, ln_p, h, a, b = (number[:, None] for number in numbers)
+        scaled, slope = _scaled_logits(rows, token, z.squeeze(1), head.temperature, head.soft_cap)
+        log_p = scaled.sub_(scaled.gather(1, token[:, None]) - ln_p)
+        p = log_p.exp()
+        # 0 ln 0 is 0: also for a token that was not kept, whose ln p is -inf.
+        spread = log_p.add_(h).masked_fill_(p == 0, 0.0)
+        grad = spread.mul_(b).add_(a).mul_(p).neg_().scatter_add_(1, token[:, None], a)
+        rows.copy_(grad if slope is None else grad.mul_(slope))
+    return factor
 
 
 def _add_weight_grad(

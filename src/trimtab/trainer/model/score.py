@@ -7,7 +7,7 @@ each chunk's logits are recomputed in the backward pass. On a GPU scoring uses t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from trimtab.data import KeptTokens
 from trimtab.objectives import Moments, moments
+from trimtab.trainer.model.kept_rows import KeptRows
 from trimtab.trainer.model.lm_head import Head, head_scores
 from trimtab.trainer.model.packed import PackedBatch, packed_hidden_states
 from trimtab.trainer.model.policy import Policy
@@ -33,16 +35,23 @@ class Transcript:
     """A prompt and its response, as token ids.
 
     `observed` are [start, end) ranges of the response that the policy did not sample: they are context, as the prompt
-    is, and only sampled tokens are scored and trained on.
+    is, and only sampled tokens are scored and trained on. With `kept` they are scored under the distribution over the
+    tokens that top-k and top-p kept.
     """
 
     prompt: Sequence[int]
     response: Sequence[int] | np.ndarray
     observed: tuple[tuple[int, int], ...] = ()
+    kept: KeptTokens | None = None
 
     def __post_init__(self) -> None:
         if not len(self.prompt):
             raise ValueError("a transcript without a prompt: nothing predicts its response's first token")
+        if self.kept is not None and len(self.kept) != self.num_sampled:
+            raise ValueError(
+                f"a transcript of {self.num_sampled} sampled tokens with kept tokens for {len(self.kept)}: give them "
+                "for each"
+            )
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.response)
@@ -222,15 +231,55 @@ def to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
 
 def log_probs(policy: Policy, transcripts: Sequence[Transcript], temperature: float, head_chunk: int) -> Tensor:
     """Return differentiable log-probabilities of the sampled tokens of one micro-batch."""
+    return _by_chunk(policy, transcripts, temperature, head_chunk, _log_probs_of)
 
-    def log_probs_of(hidden: Tensor, tokens: Tensor) -> Tensor:
+
+def log_probs_and_entropies(
+    policy: Policy, transcripts: Sequence[Transcript], temperature: float, head_chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Return differentiable log-probabilities of one micro-batch's sampled tokens, and their differentiable entropies.
+
+    An entropy is that of the distribution which the token was scored under.
+    """
+    logp, entropy = _by_chunk(policy, transcripts, temperature, head_chunk, _log_probs_and_entropies_of).unbind(-1)
+    return logp, entropy
+
+
+def _log_probs_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    return logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(-1)
+
+
+def _log_probs_and_entropies_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    every = logits.log_softmax(-1)
+    p = every.exp()
+    # 0 ln 0 is 0, and so is its gradient: before the product, or it would be 0 times infinity.
+    entropy = -(p * every.masked_fill(p == 0, 0.0)).sum(-1)
+    return torch.stack([every.gather(1, tokens[:, None]).squeeze(1), entropy], -1)
+
+
+def _by_chunk(
+    policy: Policy,
+    transcripts: Sequence[Transcript],
+    temperature: float,
+    head_chunk: int,
+    compute: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Return what `compute` makes of logits and sampled tokens; each chunk's logits are made again for its gradient."""
+    kept = kept_rows(policy, transcripts)
+
+    def of_chunk(hidden: Tensor, tokens: Tensor, first: int) -> Tensor:
         logits = policy.logits(hidden, temperature)
-        return logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(-1)
+        return compute(logits if kept is None else kept.restricted(logits, first), tokens)
 
     with policy.autocast():
         hidden, tokens = response_hidden_states(policy, transcripts)
-        chunks = zip(hidden.split(head_chunk), tokens.split(head_chunk), strict=True)
-        return torch.cat([checkpoint(log_probs_of, h, t, use_reentrant=False) for h, t in chunks])
+        chunks = enumerate(zip(hidden.split(head_chunk), tokens.split(head_chunk), strict=True))
+        return torch.cat([checkpoint(of_chunk, h, t, n * head_chunk, use_reentrant=False) for n, (h, t) in chunks])
+
+
+def kept_rows(policy: Policy, transcripts: Sequence[Transcript]) -> KeptRows | None:
+    """Return the kept tokens of a micro-batch's sampled tokens on the policy's device; None if they have none."""
+    return KeptRows.of([transcript.kept for transcript in transcripts], policy.device)
 
 
 @torch.no_grad()
@@ -281,13 +330,14 @@ def _score_micro_batch(
     policy: Policy, transcripts: Sequence[Transcript], temperature: float, head_chunk: int, head: Head | None
 ) -> Moments:
     hidden, tokens = response_hidden_states(policy, transcripts)
+    kept = kept_rows(policy, transcripts)
     if head is not None:
         hidden = hidden.to(head.weight.dtype)  # frees the fp32 hidden states
-        return head_scores(hidden, head, tokens, head_chunk)
-    chunks = [
-        moments(policy.logits(h, temperature), t)
-        for h, t in zip(hidden.split(head_chunk), tokens.split(head_chunk), strict=True)
-    ]
+        return head_scores(hidden, head, tokens, head_chunk, kept)
+    chunks = []
+    for n, (h, t) in enumerate(zip(hidden.split(head_chunk), tokens.split(head_chunk), strict=True)):
+        logits = policy.logits(h, temperature)
+        chunks.append(moments(logits if kept is None else kept.restricted(logits, n * head_chunk), t))
     return Moments(*(torch.cat(values) for values in zip(*chunks, strict=True)))
 
 

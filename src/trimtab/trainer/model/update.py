@@ -24,13 +24,16 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from trimtab.objectives import LossOutput, Objective, Plan, effective_sample_share, merge_metrics, ratio_sums
+from trimtab.trainer.model.kept_rows import KeptRows
 from trimtab.trainer.model.lm_head import Head, HeadGradients, head_gradients, head_scores
 from trimtab.trainer.model.loss_scale import LossScale
 from trimtab.trainer.model.policy import Policy
 from trimtab.trainer.model.score import (
     Transcript,
     idle_pass,
+    kept_rows,
     log_probs,
+    log_probs_and_entropies,
     micro_batch_sizes,
     packed_sizes,
     response_hidden_states,
@@ -282,14 +285,19 @@ def forward_backward(
     `head` is `policy.fused_head(...)`, made once for all micro-batches of an update; None leaves the head to autograd.
     """
     if head is None:
-        new_logp = log_probs(policy, transcripts, temperature, head_chunk)
-        out = objective.loss(new_logp, micro)
+        if micro.entropy_coef is None:
+            new_logp = log_probs(policy, transcripts, temperature, head_chunk)
+            out = objective.loss(new_logp, micro)
+        else:
+            new_logp, entropy = log_probs_and_entropies(policy, transcripts, temperature, head_chunk)
+            out = objective.loss(new_logp, micro, entropy)
         _scaled(out.loss, scale).backward()
         return out, new_logp.detach()
     with policy.autocast():
         hidden, tokens = response_hidden_states(policy, transcripts)
     hidden = hidden.to(head.weight.dtype)  # frees the fp32 hidden states
-    out, gradients = _head_backward(policy, head, objective, micro, hidden.detach(), tokens, head_chunk, scale)
+    kept = kept_rows(policy, transcripts)
+    out, gradients = _head_backward(policy, head, objective, micro, hidden.detach(), tokens, head_chunk, scale, kept)
     hidden.backward(gradients.hidden)
     return out, gradients.logp
 
@@ -303,6 +311,7 @@ def _head_backward(
     tokens: Tensor,
     head_chunk: int,
     scale: float,
+    kept: KeptRows | None,
 ) -> tuple[LossOutput, HeadGradients]:
     """Run the fused head: the micro-batch's loss and the gradients by hidden states, head weight and bias.
 
@@ -311,7 +320,7 @@ def _head_backward(
     chunks = _independent_chunks(micro, head_chunk)
     if chunks is None:  # score everything first: the fourth GEMM
         sizes = [min(head_chunk, micro.tokens - first) for first in range(0, micro.tokens, head_chunk)]
-        whole, grad_logp = objective.loss_and_grad(head_scores(hidden, head, tokens, head_chunk).logp, micro)
+        whole, grad_logp = objective.loss_and_grad(head_scores(hidden, head, tokens, head_chunk, kept).logp, micro)
         outputs = [whole]
 
         def loss_fn(logp: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
@@ -329,9 +338,21 @@ def _head_backward(
     linear: Any = policy.lm_head
     weight_grad, bias_grad = _grad_buffer(linear.weight), _grad_buffer(linear.bias)
     gradients = head_gradients(
-        hidden, head, tokens, loss_fn, sizes, frozen=weight_grad is None, weight_grad=weight_grad, bias_grad=bias_grad
+        hidden,
+        head,
+        tokens,
+        loss_fn,
+        sizes,
+        frozen=weight_grad is None,
+        weight_grad=weight_grad,
+        bias_grad=bias_grad,
+        kept=kept,
+        entropy_grad=None if micro.entropy_grad is None else _scaled(micro.entropy_grad, scale),
     )
-    return LossOutput.concat(outputs), gradients
+    out = LossOutput.concat(outputs)
+    if gradients.entropy is not None and micro.entropy_grad is not None:
+        out = replace(out, loss=out.loss + (micro.entropy_grad * gradients.entropy).sum())
+    return out, gradients
 
 
 def _scaled(value: Tensor, scale: float) -> Tensor:

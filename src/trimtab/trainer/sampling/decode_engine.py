@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trimtab.data import SamplingOptions
-from trimtab.objectives import moments
-from trimtab.trainer.sampling.sampling import sample_tokens
+from trimtab.trainer.sampling.sampling import Extras, sample_with_extras
 from trimtab.trainer.sampling.sequence import SampledSequence
 
 # Drop finished rows only when fewer than this share is unfinished: dropping copies the whole KV cache.
@@ -84,7 +83,7 @@ class DecodeBatch:
 class DecodeEngine:
     """Decodes what joins it until it is over; with `merges` in one batch, where the model's cache allows it.
 
-    With `with_moments` sequences have the moments of their tokens, unless they are greedy.
+    `extras` are what sequences have besides their tokens and log-probabilities.
     """
 
     model: Any
@@ -92,7 +91,7 @@ class DecodeEngine:
     pad_token_id: int
     options: SamplingOptions
     merges: bool = False
-    with_moments: bool = False
+    extras: Extras = field(default_factory=Extras)
     batches: list[DecodeBatch] = field(default_factory=list)
 
     @property
@@ -141,13 +140,14 @@ class DecodeEngine:
     def _sample(self, batch: DecodeBatch) -> Tensor:
         """Sample a token for every row, and append it to the row's sequence."""
         position = torch.tensor([row.num_sampled if row else 0 for row in batch.rows], device=batch.keys.device)
-        token, logp = sample_tokens(batch.logits, batch.keys, position, self.options)
-        found: list[list[float]] = [[]] * len(batch.rows)
-        if self.with_moments and self.options.temperature > 0:
-            found = torch.stack(moments(batch.logits.float() / self.options.temperature, token), 1).tolist()
-        for sequence, *sampled in zip(batch.rows, token.tolist(), logp.tolist(), found, strict=True):
+        columns, kept = sample_with_extras(batch.logits, batch.keys, position, self.options, self.extras)
+        token, logp, *found = columns
+        moments: list[list[float]] = torch.stack(found, 1).tolist() if found else [[]] * len(batch.rows)
+        tokens, logps = token.tolist(), logp.tolist()
+        for row, sequence in enumerate(batch.rows):
             if sequence is not None:
-                sequence.append(*sampled)
+                sets = None if kept is None else kept[row : row + 1]
+                sequence.append(tokens[row], logps[row], moments[row], sets)
         return token
 
     def _forward(self, batch: DecodeBatch, ids: Tensor, position: Tensor) -> None:

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.data import PromptTokens, Reply, Requests, Response, SamplingOptions, Turns, check_prompts
-from trimtab.objectives import moments
+from trimtab.data import KeptTokens, PromptTokens, Reply, Requests, Response, SamplingOptions, Turns, check_prompts
 from trimtab.trainer.parallel import gathered_layers
 from trimtab.trainer.sampling.decode_engine import COMPACT_BELOW, DecodeEngine
 from trimtab.trainer.sampling.request_queue import RequestQueue, ServedSequence
-from trimtab.trainer.sampling.sampling import rng_keys, sample_tokens
+from trimtab.trainer.sampling.sampling import Extras, rng_keys, sample_with_extras
 from trimtab.trainer.sampling.sequence import SampledSequence, new_sequences, waiting_for
 
 
@@ -29,7 +29,8 @@ from trimtab.trainer.sampling.sequence import SampledSequence, new_sequences, wa
 class NativeSampler:
     """Samples from `model`, whose weights may change between calls. `autocast` enters the precision context.
 
-    `with_moments`: sampled responses have their moments, unless they are greedy.
+    `with_moments`: sampled responses have their moments, unless they are greedy. `with_kept`: they have the tokens that
+    top-k and top-p kept, where these leave out any, and the moments are those of what was kept.
     """
 
     model: Any
@@ -37,6 +38,7 @@ class NativeSampler:
     pad_token_id: int
     autocast: Callable[[], AbstractContextManager[Any]]
     with_moments: bool = False
+    with_kept: bool = False
 
     @torch.no_grad()
     def sample(
@@ -53,7 +55,7 @@ class NativeSampler:
         """Answer requests until there are no more; the processes of a sharded policy call it together."""
         vocab_size = self.model.get_input_embeddings().num_embeddings
         with self._evaluating(), self.autocast():
-            engine = self._engine(options, merges=True, with_moments=self.with_moments)
+            engine = self._engine(options, self._extras, merges=True)
             _serve(engine, RequestQueue(requests, self.eos_token_ids, vocab_size))
 
     @contextmanager
@@ -67,15 +69,21 @@ class NativeSampler:
         finally:
             self.model.train(was_training)
 
-    def _engine(self, options: SamplingOptions, merges: bool = False, with_moments: bool = False) -> DecodeEngine:
-        return DecodeEngine(self.model, self.eos_token_ids, self.pad_token_id, options, merges, with_moments)
+    @property
+    def _extras(self) -> Extras:
+        return Extras(self.with_moments, self.with_kept)
+
+    def _engine(self, options: SamplingOptions, extras: Extras, merges: bool = False) -> DecodeEngine:
+        return DecodeEngine(self.model, self.eos_token_ids, self.pad_token_id, options, merges, extras)
 
     def _sample(
         self, prompts: Sequence[PromptTokens], step: int, options: SamplingOptions, turns: Turns | None, vocab_size: int
     ) -> list[list[Response]]:
         if turns is not None and prompts:
             with self.autocast():
-                sequences = NativeConversations(self._engine(options), turns, vocab_size).run(prompts, step)
+                sequences = NativeConversations(
+                    self._engine(options, Extras(kept=self.with_kept)), turns, vocab_size
+                ).run(prompts, step)
             return [[sequence.response(self.eos_token_ids) for sequence in group] for group in sequences]
         prompts_per_batch = max(1, options.batch_size // options.samples)
         groups: list[list[Response]] = []
@@ -89,14 +97,13 @@ class NativeSampler:
         device = next(self.model.parameters()).device
         batch = _DecodeBatch.from_prompts(prompts, step, options, self.pad_token_id, device)
         eos_token_ids = torch.tensor(sorted(self.eos_token_ids), device=device)
-        with_moments = self.with_moments and options.temperature > 0
         with self.autocast():
             logits = self._forward(batch, batch.prompt_ids, (batch.mask.cumsum(1) - 1).clamp(min=0))
             logits = batch.repeat(options.samples, logits)
             for position in range(options.max_new_tokens):
-                token, logp = sample_tokens(logits, batch.keys, position, options)
-                found = moments(logits.float() / options.temperature, token) if with_moments else ()
-                batch.append(torch.isin(token, eos_token_ids), token, logp, *found)
+                columns, kept = sample_with_extras(logits, batch.keys, position, options, self._extras)
+                token = columns[0]
+                batch.append(torch.isin(token, eos_token_ids), columns, kept)
                 if position + 1 == options.max_new_tokens or batch.finished.all():
                     break
                 token = batch.compact(token)
@@ -123,6 +130,7 @@ class _DecodeBatch:
     finished: Tensor
     cache: Any = None
     sampled: list[tuple[Tensor, ...]] = field(default_factory=list)
+    kept: list[KeptTokens] = field(default_factory=list)
 
     @classmethod
     def from_prompts(
@@ -142,9 +150,11 @@ class _DecodeBatch:
         self.mask = self.mask.repeat_interleave(samples, 0)
         return logits.repeat_interleave(samples, 0)
 
-    def append(self, is_end: Tensor, *columns: Tensor) -> None:
-        """Keep tokens, log-probabilities and moments of unfinished rows, and mark rows that sampled an end token."""
+    def append(self, is_end: Tensor, columns: tuple[Tensor, ...], kept: KeptTokens | None) -> None:
+        """Keep tokens, log-probabilities and extras of unfinished rows, and mark rows that sampled an end token."""
         self.sampled.append((~self.finished, self.response, *columns))
+        if kept is not None:
+            self.kept.append(kept)
         self.finished = self.finished | is_end
 
     def compact(self, token: Tensor) -> Tensor:
@@ -166,6 +176,9 @@ class _DecodeBatch:
         order = row.argsort(stable=True)  # by response, and within it by position
         tokens, logps = token[order].cpu().numpy(), logp[order].cpu().numpy()
         found = torch.stack(moments)[:, order].cpu().numpy() if moments else None
+        sets = None
+        if self.kept:
+            sets = KeptTokens.concat(self.kept).take(np.flatnonzero(kept.cpu().numpy())[order.cpu().numpy()])
         ends = row.bincount(minlength=prompts * samples).cumsum(0).tolist()
         unfinished = set(self.response[~self.finished].tolist())
         responses = [
@@ -175,6 +188,7 @@ class _DecodeBatch:
                 number not in unfinished,
                 sample=number % samples,
                 moments=None if found is None else found[:, start:end],
+                kept=None if sets is None else sets[start:end],
             )
             for number, (start, end) in enumerate(pairwise([0, *ends]))
         ]

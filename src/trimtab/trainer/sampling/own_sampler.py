@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from trimtab.data import PromptTokens, Request, Requests, Response, SamplingOptions, Turns
+from trimtab.data import KeptTokens, PromptTokens, Request, Requests, Response, SamplingOptions, Turns
 from trimtab.own_parts import OwnPartError, errors_located, location
 from trimtab.text import shown
 from trimtab.trainer.config import check_own_sampler
@@ -95,6 +95,17 @@ class OwnSampler:
             self.refuse(f"{which} has a token that is no whole number from 0 to {self.vocabulary - 1}")
         if len(logp) != count or not (np.isfinite(logp) & (logp <= 1e-3)).all():
             self.refuse(f"{which} needs a log-probability (finite, at most 0) for each of its {count} sampled tokens")
+        if response.kept is not None:
+            self._check_kept(response, which)
+
+    def _check_kept(self, response: Response, which: str) -> None:
+        """Raise if the tokens that top-k and top-p kept cannot be those that the response was sampled from."""
+        kept = response.kept
+        if not isinstance(kept, KeptTokens) or kept.vocabulary != self.vocabulary or len(kept) != response.num_sampled:
+            wanted = f"{response.num_sampled} rows of a vocabulary of {self.vocabulary}, a row for each sampled token"
+            self.refuse(f"{which} has kept={shown(kept)}: a trimtab.data.KeptTokens of {wanted}")
+        if not kept.contains(response.sampled_tokens).all():
+            self.refuse(f"{which} has a sampled token that is not among the `kept` tokens of its position")
 
     def refuse(self, problem: str) -> NoReturn:
         """Raise an error that names the sampler and where it is written."""

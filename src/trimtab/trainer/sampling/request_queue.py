@@ -47,7 +47,7 @@ class ServedSequence(SampledSequence):
             return
         if not 1 <= length <= len(self.tokens):
             raise ValueError(f"request.stop returned {length} for {len(self.tokens)} tokens: it must keep 1 or more")
-        del self.tokens[length:], self.logp[length:], self.moments[length:]
+        del self.tokens[length:], self.logp[length:], self.moments[length:], self.kept[length:]
         self.stopped = True
 
     def is_finished(self, eos_token_ids: Collection[int]) -> bool:

@@ -7,12 +7,13 @@ a sample's depend neither on the batch it is in nor on the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trimtab.data import SamplingOptions
-from trimtab.objectives import splitmix64
+from trimtab.data import KeptTokens, SamplingOptions
+from trimtab.objectives import moments, splitmix64
 
 
 def rng_keys(seed: int, step: int, prompts: Sequence[int], samples: int) -> Tensor:
@@ -43,13 +44,46 @@ def sample_tokens(
         logp = logits.float().log_softmax(-1)
         best = logp.max(-1)
         return best.indices, best.values
-    logp = filter_top_k_top_p(logits.float() / options.temperature, options).log_softmax(-1)
+    return draw_tokens(filter_top_k_top_p(logits.float() / options.temperature, options), keys, position)
+
+
+def draw_tokens(filtered: Tensor, keys: Tensor, position: int | Tensor) -> tuple[Tensor, Tensor]:
+    """Draw one token per row of logits after temperature and filter; return the tokens and their log-probabilities."""
+    logp = filtered.log_softmax(-1)
     # In fp64: over a large vocabulary an fp32 cumulative sum would be off by more than rare tokens' probabilities.
     cdf = logp.exp().to(torch.float64).cumsum(-1)
     # Scaled by the last entry, which rounding may leave below 1: otherwise the search could run past the end.
     target = uniform(keys, position)[:, None] * cdf[:, -1:]
-    token = torch.searchsorted(cdf, target, right=True).clamp(max=logits.shape[-1] - 1)
+    token = torch.searchsorted(cdf, target, right=True).clamp(max=filtered.shape[-1] - 1)
     return token.squeeze(1), logp.gather(1, token).squeeze(1)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a sampler is asked for besides tokens and log-probabilities, unless it is greedy.
+
+    `moments`: those of every token. `kept`: the tokens that top-k and top-p kept, where these leave out any; the
+    moments are then those of what was kept.
+    """
+
+    moments: bool = False
+    kept: bool = False
+
+
+def sample_with_extras(
+    logits: Tensor, keys: Tensor, position: int | Tensor, options: SamplingOptions, extras: Extras
+) -> tuple[tuple[Tensor, ...], KeptTokens | None]:
+    """Return what `sample_tokens` does, with the four moments if asked for; and what was kept if asked for."""
+    if not (extras.kept and options.truncates):
+        token, logp = sample_tokens(logits, keys, position, options)
+        wanted = extras.moments and options.temperature > 0
+        return (token, logp, *(moments(logits.float() / options.temperature, token) if wanted else ())), None
+    filtered = filter_top_k_top_p(logits.float() / options.temperature, options)
+    token, logp = draw_tokens(filtered, keys, position)
+    mask = filtered > -torch.inf
+    mask.scatter_(1, token[:, None], True)  # rounding may have drawn a token of probability 0
+    kept = KeptTokens.from_mask(mask.cpu().numpy())
+    return (token, logp, *(moments(filtered, token) if extras.moments else ())), kept
 
 
 def filter_top_k_top_p(logits: Tensor, options: SamplingOptions) -> Tensor:

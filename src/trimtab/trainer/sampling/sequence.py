@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trimtab.data import PromptTokens, Reply, Response, SamplingOptions, Turns
+from trimtab.data import KeptTokens, PromptTokens, Reply, Response, SamplingOptions, Turns
 from trimtab.trainer.sampling.sampling import rng_keys
 
 
@@ -25,15 +25,18 @@ class SampledSequence:
     logp: list[float] = field(default_factory=list)
     observed: list[tuple[int, int]] = field(default_factory=list)
     moments: list[list[float]] = field(default_factory=list)  # of sampled tokens, if the sampler was asked for them
+    kept: list[KeptTokens] = field(default_factory=list)  # likewise, a row for each sampled token
     prompt_index: int = 0
     max_new_tokens: int = 2**31 - 1
 
-    def append(self, token: int, logp: float, moments: list[float]) -> None:
-        """Append a sampled token; `moments` is empty if the sampler was not asked for them."""
+    def append(self, token: int, logp: float, moments: list[float], kept: KeptTokens | None = None) -> None:
+        """Append a sampled token; without `moments` and `kept` if the sampler was not asked for them."""
         self.tokens.append(token)
         self.logp.append(logp)
         if moments:
             self.moments.append(moments)
+        if kept is not None:
+            self.kept.append(kept)
 
     def is_over(self, eos_token_ids: Collection[int]) -> bool:
         """Return whether the newest message is over: an end token was sampled, or as many as may be."""
@@ -92,7 +95,8 @@ class SampledSequence:
         """Return the finished response."""
         moments = np.array(self.moments, dtype=np.float32).T if self.moments else None
         finished = self.is_finished(eos_token_ids)
-        return Response(self.tokens, self.logp, finished, self.sample, tuple(self.observed), moments)
+        kept = KeptTokens.concat(self.kept) if self.kept else None
+        return Response(self.tokens, self.logp, finished, self.sample, tuple(self.observed), moments, kept=kept)
 
 
 def new_sequences(prompts: Sequence[PromptTokens], step: int, options: SamplingOptions) -> list[list[SampledSequence]]:

@@ -183,9 +183,35 @@ def build_sampler(policy: Policy, rollout: RolloutConfig | None = None) -> Sampl
             options=rollout.vllm_options,
         )
         return VllmSampler(policy.model, policy.eos_token_ids, policy.autocast, settings)
-    if policy.device.type == "cuda" and unsupported_reason(policy.model) is None:
+    if _can_page(policy) and not rollout.keeps:
         return PagedSampler(policy.model, policy.eos_token_ids, dtype, rollout.kv_cache_memory)
-    return NativeSampler(policy.model, policy.eos_token_ids, policy.pad_token_id, policy.autocast)
+    native = policy.model, policy.eos_token_ids, policy.pad_token_id, policy.autocast
+    return NativeSampler(*native, with_kept=rollout.keeps)
+
+
+def _can_page(policy: Policy) -> bool:
+    return policy.device.type == "cuda" and unsupported_reason(policy.model) is None
+
+
+def truncation_note(policy: Policy, rollout: RolloutConfig) -> str:
+    """Return what to know about a run with top-p or top-k; nothing without."""
+    if rollout.top_p == 1 and not rollout.top_k:
+        return ""
+    named = f"rollout.top_p = {rollout.top_p:g}" if rollout.top_p < 1 else f"rollout.top_k = {rollout.top_k}"
+    if rollout.exact_truncation:
+        slower = _can_page(policy) and rollout.engine == "native"
+        return (
+            "rollout.exact_truncation = true samples with the model's own forward, which is slower than the paged "
+            "sampler: that one does not return the tokens that top-p and top-k kept"
+            if slower
+            else ""
+        )
+    known = rollout.engine == "vllm"
+    advice = "attach a correction such as '+ tis', or turn it off" if known else "set rollout.exact_truncation = true"
+    return (
+        f"{named}: responses are sampled from the tokens that it keeps, but scored over the whole vocabulary, so that "
+        f"ratios are biased: {advice}"
+    )
 
 
 def run_inputs(config: Config, tasks: Tasks) -> dict[str, str]:

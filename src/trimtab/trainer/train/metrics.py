@@ -28,7 +28,7 @@ from trimtab.objectives import (
 )
 from trimtab.text import percent
 from trimtab.trainer.config import TASK_TERM, RewardConfig
-from trimtab.trainer.model import UpdateResult
+from trimtab.trainer.model import Transcript, UpdateResult
 from trimtab.trainer.train.agents import AGENT_METRICS
 from trimtab.trainer.train.conversations import CONVERSATION_METRICS, conversation_metrics
 from trimtab.trainer.train.gates import has_reward_spread
@@ -72,7 +72,9 @@ METRICS: dict[str, str] = {
     "lag/unfinished": "number of responses that later steps begin or go on with",
     "lag/waiting": "number of groups that are finished and wait for a later step",
     "memory/gpu_peak_gb": "most memory that tensors have taken on the GPU so far, in GB; logged on a GPU",
-    "policy/entropy": "mean entropy over the step's response tokens, before the first update (nats)",
+    "policy/entropy": "mean entropy over the step's response tokens, before the first update (nats); with "
+    "rollout.exact_truncation it and all other entropies are those of the distribution over the tokens that top-p and "
+    "top-k kept",
     "policy/entropy_median": "median entropy over the tokens",
     "policy/entropy_p90": "90th percentile of the entropy over the tokens",
     "response/length_mean": "mean number of tokens per response",
@@ -91,6 +93,7 @@ METRICS: dict[str, str] = {
     "sampler/effective_sample_share": "effective sample size of the ratios trainer / sampler as a share of the "
     "tokens, (sum w)^2 / (n sum w^2), before the first update: 1 if all ratios are equal, small if a few tokens hold "
     "most of the weight; with rollout.max_lag, older weights have sampled some of them",
+    "sampler/kept_mean": "mean number of tokens that top-p and top-k kept; logged only with rollout.exact_truncation",
     "sampler/mismatch_max": "maximum over tokens of |log-prob of the sampler - log-prob of the trainer|",
     "sampler/mismatch_mean": "mean over tokens of |log-prob of the sampler - log-prob of the trainer|",
     "time/checkpoint": "seconds spent on writing checkpoints since the step before",
@@ -161,6 +164,7 @@ def step_metrics(
     if experience.lags is not None:
         metrics |= {**rollouts.lag, **lag_metrics([each.response for each in rollouts.responses], experience.lags)}
     metrics |= _token_metrics(experience) | _response_metrics(rollouts.responses, config or RewardConfig())
+    metrics |= _kept_metrics(experience.transcripts)
     metrics |= _verdict_shares([*rollouts.responses, *rollouts.excluded])
     metrics |= _conversation_metrics([*rollouts.responses, *rollouts.excluded])
     metrics["reward/excluded"] = len(by_rollout(rollouts.excluded))
@@ -195,6 +199,12 @@ def _token_metrics(experience: Experience) -> dict[str, float]:
     *numbers, total, squares = torch.stack([value.double() for value in (*values.values(), *ratios)]).tolist()
     share = effective_sample_share(total, squares, batch.tokens)
     return dict(zip(values, numbers, strict=True)) | {"sampler/effective_sample_share": share}
+
+
+def _kept_metrics(transcripts: Sequence[Transcript]) -> dict[str, float]:
+    kept = [transcript.kept for transcript in transcripts if transcript.kept is not None]
+    rows = sum(map(len, kept))
+    return {"sampler/kept_mean": sum(int(each.counts.sum()) for each in kept) / rows} if rows else {}
 
 
 def _response_metrics(responses: Sequence[Sample], config: RewardConfig) -> dict[str, float]:

@@ -105,6 +105,9 @@ def record_step(
             record.columns["tool_tokens"] = torch.from_numpy(tool_tokens(update.minibatch.transcripts))
         if experience.lags is not None:
             record.columns["version"] = torch.from_numpy(versions_of(experience, update.minibatch))
+        kept = [transcript.kept.counts for transcript in update.minibatch.transcripts if transcript.kept is not None]
+        if kept:
+            record.columns["kept"] = torch.from_numpy(np.concatenate(kept).astype(np.int32))
     recorder.record_step(
         step,
         experience.rollouts.responses,

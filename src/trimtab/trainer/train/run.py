@@ -26,7 +26,7 @@ from trimtab.trainer.train.alarm_actions import (
     StopReason,
     steps_around,
 )
-from trimtab.trainer.train.build import hub_note, input_changes, read_inputs, run_inputs
+from trimtab.trainer.train.build import hub_note, input_changes, read_inputs, run_inputs, truncation_note
 from trimtab.trainer.train.metrics import (
     BestEvaluation,
     StepResult,
@@ -116,7 +116,9 @@ class Run:
             check_tasks(trainer.policy, [trainer.task, trainer.test_task], self.config, trainer.tool_use)
         for sentence in repeats.describe():
             message(f"warning: {sentence}")
-        for note in [] if trainer.tool_use is None else trainer.tool_use.template.notes:
+        notes = [truncation_note(trainer.policy, self.config.rollout)]
+        notes += [] if trainer.tool_use is None else trainer.tool_use.template.notes
+        for note in filter(None, notes):
             message(f"note: {note}")
         if resumed:
             self._resume()

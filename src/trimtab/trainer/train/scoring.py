@@ -67,7 +67,7 @@ class Experience:
 
 def score_rollouts(trainer: Trainer, rollouts: Rollouts) -> Experience:
     """Score the rollouts of a step; a value that is not finite makes the step an empty one."""
-    transcripts = transcripts_of(rollouts.responses)
+    transcripts = transcripts_of(rollouts.responses, trainer.config.rollout.keeps)
     lags = token_lags([sample.response for sample in rollouts.responses], rollouts.step)
     try:
         batch = score_responses(trainer, rollouts.responses, transcripts)
@@ -93,9 +93,18 @@ def with_sampled_logp(batch: TokenBatch, lags: NDArray[np.int64], objective: Obj
     return replace(batch, old_logp=torch.where(is_old, batch.sampler_logp, batch.old_logp), current_logp=batch.old_logp)
 
 
-def transcripts_of(samples: Sequence[Sample]) -> list[Transcript]:
-    """Return the tokens of samples as forward passes read them."""
-    return [Transcript(sample.prompt, sample.response.tokens, sample.response.observed) for sample in samples]
+def transcripts_of(samples: Sequence[Sample], exact_truncation: bool = False) -> list[Transcript]:
+    """Return the tokens of samples as forward passes read them, with what top-k and top-p kept if that is scored."""
+    if not exact_truncation:
+        return [Transcript(each.prompt, each.response.tokens, each.response.observed) for each in samples]
+    if any(each.response.kept is None for each in samples):
+        raise ValueError(
+            "rollout.exact_truncation = true needs the tokens that top-p and top-k kept, and the sampler returned a "
+            "response without them: return Response(..., kept=...), or set it to false"
+        )
+    return [
+        Transcript(each.prompt, each.response.tokens, each.response.observed, each.response.kept) for each in samples
+    ]
 
 
 def score_responses(trainer: Trainer, responses: Sequence[Sample], transcripts: Sequence[Transcript]) -> TokenBatch:

@@ -15,7 +15,7 @@ from trimtab.insight.replay.batches import (
 )
 from trimtab.record import Records
 
-PLAN = ("weight", "scale", "clip_low", "clip_high", "reason", "penalty")
+PLAN = ("weight", "scale", "clip_low", "clip_high", "reason", "penalty", "entropy_coef")
 
 
 def assert_plans_come_again(records: Records) -> dict[int, int]:
@@ -30,7 +30,7 @@ def assert_plans_come_again(records: Records) -> dict[int, int]:
                 batch, new = recorded.batch, recorded.new_logp
                 assert with_advantages_of(batch, objective, update) is batch
                 plans = replan(objective, batch, update)
-                clipped = [objective.loss(new[plan.slice], plan).clipped for plan in plans]
+                clipped = [objective.loss_and_grad(new[plan.slice], plan)[0].clipped for plan in plans]
             for name in PLAN:
                 values = [getattr(plan, name) for plan in plans]
                 assert (name in step.tokens) == (values[0] is not None), name

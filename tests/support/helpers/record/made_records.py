@@ -26,7 +26,7 @@ from trimtab.record.layout import RECORDS_FOLDER, recorded_steps
 VOCABULARY = Vocabulary(
     [b"<end>", b"1", b"2", b" and ", b".", "ü".encode()[:1], "ü".encode()[1:]], [True] + [False] * 6
 )
-OPTIONAL = ("current_logp", "ref_logp", "proxy_logp", "planned_advantage", "penalty")
+OPTIONAL = ("current_logp", "ref_logp", "proxy_logp", "planned_advantage", "penalty", "entropy_coef")
 
 
 def made_step(
@@ -83,7 +83,7 @@ def made_step(
         "source": ["made"] * count,
     }
     if optional:
-        tokens["tool_tokens"] = np.zeros(n, np.int32)
+        tokens |= {name: np.zeros(n, np.int32) for name in ("tool_tokens", "kept", "version")}
         responses["rewards"] = ['{"task": 1.0, "format": 0.5}'] * count
         responses["observations"] = ['[{"after": 1, "tokens": 3, "text": "2 and 2"}]'] * count
         call = {"turn": 0, "tool": "add", "arguments": '{"a": 1}', "outcome": "ok", "seconds": 0.25}
