@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trimtab.agents import AgentPool, AgentRun, Branch, RolloutStats, SealedRollout
+from trimtab.data import Problem
 from trimtab.engines.options import EngineOptions
 from trimtab.grading import verdict_of
 from trimtab.own_parts import look_beside
@@ -109,6 +110,13 @@ def most_have_failed(failed: int, rollouts: int, why: str) -> RuntimeError:
         f"trimtab: in {failed} of {rollouts} rollouts of this step the agent failed, so that there is too little to "
         f"train on. {why}"
     )
+
+
+def problem_of(prompt: Any, answer: Any, rule: str, source: str, extra: Mapping[str, Any]) -> Problem:
+    """Return a row of an engine's data as the problem that the agent gets."""
+    messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
+    plain = tuple({"role": str(message["role"]), "content": message["content"]} for message in messages)
+    return Problem(plain, str(answer), rule, source, extra=dict(extra))
 
 
 def _log_once(options: EngineOptions, error: str) -> None:

@@ -121,13 +121,6 @@ def _is_sign(character: str) -> bool:
     return not (character.isalnum() or character.isspace())
 
 
-def problem_of(prompt: Any, answer: Any, rule: str, source: str, extra: Mapping[str, Any]) -> Problem:
-    """Return a row of an engine's data as a problem."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    plain = tuple({"role": str(message["role"]), "content": message.get("content") or ""} for message in messages)
-    return Problem(plain, str(answer), rule, source, extra=dict(extra))
-
-
 def last_message(completion: str | Sequence[Mapping[str, Any]]) -> str:
     """Return the text of the last assistant message of a completion, for reward functions.
 

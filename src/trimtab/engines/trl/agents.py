@@ -18,13 +18,13 @@ from trimtab.engines.agents import (
     AgentRollout,
     agent_rollout,
     most_have_failed,
+    problem_of,
     rollout_metrics,
     sampled_mask,
     spread_logp,
     start_agents,
 )
 from trimtab.engines.options import EngineOptions, read_options
-from trimtab.engines.trl.tools import row_problem
 from trimtab.own_parts import module_folders
 from trimtab.trainer.model import Policy
 from trimtab.trainer.sampling import NativeSampler
@@ -57,7 +57,7 @@ class AgentRollouts:
             self._use = self._start(trainer)
         # By their place among the rows of all processes: so many processes sample the same as one.
         first = trainer.accelerator.process_index * len(trainer.rows)
-        numbered = [(number, row_problem(row), 0) for number, row in enumerate(trainer.rows, start=first)]
+        numbered = [(number, _problem(row), 0) for number, row in enumerate(trainer.rows, start=first)]
         sampling = SamplingOptions(
             samples=1,
             max_new_tokens=args.max_completion_length,
@@ -123,6 +123,12 @@ def agent_reward(agent_reward: Sequence[float | None], **_: Any) -> list[float |
 def _policy(trainer: TrimtabTrainer) -> Policy:
     model = trainer.accelerator.unwrap_model(trainer.model)
     return Policy(model, trainer.tokenizer_of_text, trainer.accelerator.device)
+
+
+def _problem(row: Mapping[str, Any]) -> Any:
+    """Return a row of TRL's data as a problem: its columns are in `extra`."""
+    extra = {name: value for name, value in row.items() if name != "prompt"}
+    return problem_of(row["prompt"], row.get("answer", ""), str(row.get("rule", "math")), "trl", extra)
 
 
 def _check(rollouts: Sequence[AgentRollout]) -> None:

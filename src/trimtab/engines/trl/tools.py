@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_type_hints
 
 from trimtab.agents import BUILT_IN
 from trimtab.data import Problem
-from trimtab.engines.conversations import ConversationTools, problem_of
+from trimtab.engines.conversations import ConversationTools
 from trimtab.engines.options import EngineOptions, read_options
 from trimtab.own_parts import load_part, module_folders
 
@@ -24,7 +24,7 @@ class ToolEnvironment:
 
     def reset(self, **row: Any) -> str | None:
         """Begin the conversation of a row; return what the environment says of it, for the prompt."""
-        self._tools = ConversationTools(self._options, row_problem(row))
+        self._tools = ConversationTools(self._options, _problem(row))
         return self._tools.opening() or None
 
     def _call(self, tool: str, arguments: Mapping[str, Any]) -> str:
@@ -74,7 +74,9 @@ def environment_reward(
     return [None if own._tools is None else own._tools.reward(messages) for messages, own in pairs]
 
 
-def row_problem(row: Mapping[str, Any]) -> Problem:
+def _problem(row: Mapping[str, Any]) -> Problem:
     """Return a row of TRL's data as a problem: its columns are in `extra`."""
+    prompt = row.get("prompt") or ()
+    messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
     extra = {name: value for name, value in row.items() if name != "prompt"}
-    return problem_of(row.get("prompt") or (), row.get("answer", ""), str(row.get("rule", "math")), "trl", extra)
+    return Problem(messages, str(row.get("answer", "")), str(row.get("rule", "math")), "trl", extra=extra)

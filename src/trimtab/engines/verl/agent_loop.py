@@ -8,7 +8,7 @@ whole response, so the reply of a tool could earn the reward. Chat markup in a r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,10 @@ from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
+from trimtab.data import Problem
 from trimtab.engines import AGENT_LOOP, LAST_MESSAGE
 from trimtab.engines.conversations import ConversationTools, ReplyText, last_sampled
-from trimtab.engines.verl import agents  # which registers the loop of users' own agents
+from trimtab.engines.verl import agents  # noqa: F401  (registers the loop of users' own agents)
 from trimtab.engines.verl.options import shared_options
 
 
@@ -40,7 +41,7 @@ class TrimtabToolAgentLoop(ToolAgentLoop):
         prompt = list(row["raw_prompt"])
         tools = None
         if self._options.has_tools:
-            tools = ConversationTools(self._options, agents.row_problem(row))
+            tools = ConversationTools(self._options, _problem(row))
             self._add_tools(tools)
             opening = await asyncio.to_thread(tools.opening)
             prompt[-1] = {**prompt[-1], "content": prompt[-1]["content"] + opening}
@@ -87,3 +88,12 @@ def _caller(tools: ConversationTools, name: str) -> Callable[..., Any]:
         return await asyncio.wrap_future(tools.tools.in_thread(partial(tools.call, name, arguments)))
 
     return call
+
+
+def _problem(row: Mapping[str, Any]) -> Problem:
+    """Return a row of verl's data as a problem."""
+    graded = row.get("reward_model")
+    truth = graded.get("ground_truth", "") if isinstance(graded, Mapping) else ""
+    prompt = tuple({"role": message["role"], "content": message["content"]} for message in row["raw_prompt"])
+    extra = row.get("extra_info")
+    return Problem(prompt, str(truth), "math", str(row.get("data_source", "")), extra=dict(extra or {}))

@@ -22,7 +22,6 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from trimtab.agents import Access, AgentWorker, ChatTokens, Endpoint, EndpointLimits
 from trimtab.data import Problem, Request, Response
 from trimtab.engines import AGENT_STATS, LAST_MESSAGE, OWN_AGENT_LOOP
-from trimtab.engines.conversations import problem_of
 from trimtab.engines.verl.options import shared_options
 
 if TYPE_CHECKING:
@@ -43,8 +42,13 @@ class TrimtabAgentLoop(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """Run the agent for a row of the data; raise if there is nothing to train on, and verl counts it as missing."""
+        from trimtab.engines.agents import problem_of
+
+        graded = row.get("reward_model")
+        truth = graded.get("ground_truth", "") if isinstance(graded, Mapping) else ""
+        source, extra = str(row.get("data_source", "")), row.get("extra_info") or {}
         host = self._host(sampling_params)
-        rollout = await host.rollout(row_problem(row))
+        rollout = await host.rollout(problem_of(row["raw_prompt"], truth, "math", source, extra))
         if rollout.error:
             raise RuntimeError(f"trimtab: this rollout is not trained on: {rollout.error}")
         return self._outputs(rollout, host.version, bool(sampling_params.get("logprobs")))
@@ -154,14 +158,6 @@ class AgentHost:
         tokens = tokens[: len(tokens) if end is None else end]
         finished = end is not None or (bool(tokens) and tokens[-1] in self.end_tokens)
         return Response(tokens, output.log_probs[: len(tokens)], finished)
-
-
-def row_problem(row: Mapping[str, Any]) -> Problem:
-    """Return a row of verl's data as a problem."""
-    graded = row.get("reward_model")
-    truth = graded.get("ground_truth", "") if isinstance(graded, Mapping) else ""
-    source, extra = str(row.get("data_source", "")), row.get("extra_info") or {}
-    return problem_of(row["raw_prompt"], truth, "math", source, extra)
 
 
 def end_tokens(model: str, tokenizer: Any) -> frozenset[int]:
