@@ -168,6 +168,11 @@ def test_corrections_need_a_sampler_that_returns_log_probabilities(tmp_path: Pat
     check_sampler(tt.objective("dapo + tis"), use_vllm=False, rollout_func=True)
 
 
+def test_an_objective_that_reads_what_trl_does_not_compute_is_refused_before_the_model_loads(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="otb reads group, which TRL does not compute: take another objective here"):
+        trl_runs.config(tmp_path, objective="otb")
+
+
 def test_vllm_without_a_correction_is_warned_about() -> None:
     with pytest.warns(UserWarning, match=r"write 'stapo \+ tis'"):
         check_sampler(tt.objective("stapo"), use_vllm=True, rollout_func=False)

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from trimtab.agents import ToolSet
 from trimtab.engines.conversations import tool_set
+from trimtab.objectives import Objective
 from trimtab.own_parts import is_own
 from trimtab.text import nearest, shown
 from trimtab.trainer.config import AgentConfig, RecordConfig, Section, ToolsConfig
@@ -128,3 +129,9 @@ def objective_table(option: str | Mapping[str, Any] | None) -> dict[str, Any]:
         f"objective={option!r:.200} names no objective: set a name ('stapo', 'sspo + s2t') or a table with a name and "
         "its options ({'name': 'stapo', 'tau_p': 0.001}); `trimtab methods` lists them"
     )
+
+
+def missing_fields(objective: Objective, engine: str) -> list[str]:
+    """Return a sentence about each field that an objective reads and an engine does not compute, such as moments."""
+    missing = objective.needs - {"entropy", "sampler_logp", "ref_logp", "segment", "current_logp"}
+    return [f"{objective.name} reads {field}, which {engine} does not compute" for field in sorted(missing)]

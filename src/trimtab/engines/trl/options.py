@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab.engines import missing_engine
-from trimtab.engines.options import EngineOptions, objective_table, read_options
+from trimtab.engines.options import EngineOptions, missing_fields, objective_table, read_options
 from trimtab.objectives import Objective
 from trimtab.trainer.config import build_objective
 
@@ -136,7 +136,9 @@ class TrimtabConfig(GRPOConfig):
         read_options("trl", {**shared, "objective": objective_table(self.objective)})
         check_replaced(self, built=False)
         super().__post_init__()
-        build_objective(objective_table(self.objective))  # a wrong name or option is an error before the model loads
+        objective = build_objective(objective_table(self.objective))  # a mistake is an error before the model loads
+        if missing := missing_fields(objective, "TRL"):
+            raise ValueError(f"{missing[0]}: take another objective here, or train with trimtab's own trainer")
         generation = self.steps_per_generation
         update = self.gradient_accumulation_steps
         if generation % update:  # an update that spans rollout batches cannot be planned before its first forward pass

@@ -12,7 +12,7 @@ from typing import Any
 
 from trimtab.engines import AGENT_LOOP, AGENT_LOOP_KEY, LAST_MESSAGE, OWN_AGENT_LOOP
 from trimtab.engines import options as engine_options
-from trimtab.engines.options import EngineOptions
+from trimtab.engines.options import EngineOptions, missing_fields
 from trimtab.objectives import Objective
 from trimtab.own_parts import is_own, module_folders
 from trimtab.text import nearest
@@ -198,7 +198,6 @@ def _field_problems(config: Any, objective: Objective) -> dict[str, bool]:
     needs = objective.needs
     bypass = (config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False)
     sampler = config.actor_rollout_ref.rollout.calculate_log_probs
-    unknown = sorted(needs - {"entropy", "sampler_logp", "ref_logp", "segment", "current_logp"})
     return {
         "algorithm.rollout_correction.bypass_mode=True skips the forward pass that computes the entropy, which "
         f"{name} reads: turn it off": "entropy" in needs and bool(bypass),
@@ -214,7 +213,7 @@ def _field_problems(config: Any, objective: Objective) -> dict[str, bool]:
         "scope=micro plans per micro-batch, and verl makes micro-batches after the plan: leave it out": (
             objective.scope == "micro"
         ),
-        **{f"{name} reads {field}, which verl does not compute": True for field in unknown},
+        **dict.fromkeys(missing_fields(objective, "verl"), True),
     }
 
 
