@@ -168,7 +168,10 @@ def watch_measured() -> str:
         idle, used = cost["nobody_looks"], cost["page_open"]
         rows += [
             ("CPU time beside a run of the demo, while nobody looks", f"{idle['share']:.2%} of the run's"),
-            ("the same with an open page", f"{used['share']:.2%} of the run's"),
+            (
+                f"the same with an open page, at load {cost['load']:g}",
+                f"{used['share']:.1%} of the run's, {used['watch_cpu_seconds'] / cost['seconds']:.1%} of a core",
+            ),
             ("CPU time to open the page, once", f"{used['opening_cpu_seconds']:.1f} s"),
         ]
     lines = ["| | measured |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)]

@@ -30,7 +30,7 @@ from trimtab.text import shown
 
 SCRIPTS = ("server.js", "responses.js", "live.js")
 STYLE = "live.css"
-LOOK_SECONDS = 0.5  # from one look at the files to the next, while a page is open
+LOOK_SECONDS = 1.0  # from one look at the files to the next, while a page is open
 ALIVE_SECONDS = 10.0  # after which a stream says that it is still there
 LOOK_SHARE = 0.05  # of a core, at most, that looking may take
 MOST_CONNECTIONS = 64
@@ -229,7 +229,7 @@ class WatchServer:
             # In parts, so that a server that is told to stop ends its streams at once.
             deadline = time.monotonic() + LOOK_SECONDS
             while time.monotonic() < deadline and not self.server.should_exit:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.25)
 
 
 @cache
