@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 
 import httpx
 import numpy as np
@@ -18,7 +19,7 @@ from trimtab.files import locked
 from trimtab.insight.report import write_report
 from trimtab.insight.watch import newest_run
 from trimtab.insight.watch.launch import check_run
-from trimtab.insight.watch.live_data import step_json
+from trimtab.insight.watch.live_data import growth_json, run_json, step_json
 from trimtab.insight.watch.watched_run import WatchedRun
 from trimtab.record import RecordError
 
@@ -297,6 +298,28 @@ def test_a_folder_that_comes_later_is_followed(tmp_path: Path) -> None:
     make_run(tmp_path / "run", Made(steps=2))
     watched.poll()
     assert watched.last_step == 2 and watched.steps == [1, 2]
+
+
+def test_a_step_that_comes_in_the_tick_of_the_clock_of_the_last_listing_is_seen(tmp_path: Path) -> None:
+    run = WatchedRun(make_run(tmp_path / "run", Made(steps=1)))
+    run.poll()
+    tokens = tmp_path / "run" / "tokens"
+    time = tokens.stat().st_mtime_ns
+    (tokens / "step-00000002").mkdir()
+    os.utime(tokens, ns=(time, time))
+    for _ in range(200):  # it is not listed at every look
+        if 2 in run.steps:
+            break
+        sleep(0.05)
+        run.poll()
+    assert run.steps == [1, 2]
+
+
+def test_a_page_is_told_of_the_steps_that_it_can_read(tmp_path: Path) -> None:
+    run = WatchedRun(make_run(tmp_path / "run", Made(steps=1)))
+    run.poll()
+    (tmp_path / "run" / "tokens" / "step-00000002").mkdir()  # after the look
+    assert run_json(run, 10)["recorded_steps"] == growth_json(run)["recorded_steps"] == len(run.steps) == 1
 
 
 def test_states(tmp_path: Path) -> None:

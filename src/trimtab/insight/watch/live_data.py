@@ -83,6 +83,7 @@ def overview_json(run: WatchedRun, points: int) -> dict[str, Any]:
         return {
             **metrics_json(files, recorded, points),
             **microscope_words(recorded, compared_objectives(files, COMPARED_OBJECTIVES)),
+            **recorded_json(run),
             "notes": notes,
         }
 
@@ -98,9 +99,13 @@ def growth_json(run: WatchedRun) -> dict[str, Any]:
         return {
             "status": status_json(run),
             "tiles": summary_text.tiles(run.files()),
-            "recorded_steps": len(run.steps),
-            "last_recorded_step": run.steps[-1] if run.steps else 0,
+            **recorded_json(run),
         }
+
+
+def recorded_json(run: WatchedRun) -> dict[str, int]:
+    """Return how many steps are recorded: those that are also read, or a page would not learn of the others."""
+    return {"recorded_steps": len(run.steps), "last_recorded_step": run.steps[-1] if run.steps else 0}
 
 
 def growth_since(run: WatchedRun, known: Position, said: str) -> tuple[dict[str, Any] | None, str]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trimtab.files import is_locked, seen_locked
 from trimtab.insight.report.curve_store import CurveStore, MetricCurve
@@ -43,6 +43,21 @@ LISTING_SHARE = 0.002  # of the time, at most, that listing the recorded steps m
 OUTSIDE = "it is a link that leads out of the run, and is not followed"
 
 
+class Listing(NamedTuple):
+    """When the recorded steps were listed, the CPU seconds it took, and the time of the folder then.
+
+    `settled`: the time was the same at the listing before.
+    """
+
+    when: float
+    seconds: float
+    changed: int
+    settled: bool
+
+
+NEVER_LISTED = Listing(0.0, 0.0, -1, False)
+
+
 class WatchedRun:
     """A run, as far as its files have been read. `lock` is held while they are read or the curves are used."""
 
@@ -57,7 +72,7 @@ class WatchedRun:
         self._records: Records | None = None
         self._records_mark: object = None
         self._steps: list[int] = []
-        self._listed: tuple[float, float, int] = (0.0, 0.0, -1)  # when, CPU time that it took, time of the folder
+        self._listed = NEVER_LISTED
         self._config: tuple[object, dict[str, Any], str, list[str]] = (None, {}, "", [])
         self._lock_seen = False
         self._last_line = -float("inf")  # when one came while it was watched
@@ -118,20 +133,21 @@ class WatchedRun:
 
     def _list_steps(self) -> None:
         """List the recorded steps if there are new ones, and not too often: of 20,000 this takes 30 ms."""
-        listed, took, mark = self._listed
-        now = time.monotonic()
-        records = self.records
+        listed, now, records = self._listed, time.monotonic(), self.records
         if records is None:
-            self._steps = []
+            self._steps, self._listed = [], NEVER_LISTED
             return
         try:
             changed = records.folder.stat().st_mtime_ns
         except OSError:
             return
-        if changed != mark and now - listed > took / LISTING_SHARE:
+        # Files count time in ticks of some milliseconds: what comes in the tick of the last listing does not change the
+        # folder's time. So it is listed once more after its time has stopped changing.
+        same = changed == listed.changed
+        if not (same and listed.settled) and now - listed.when > listed.seconds / LISTING_SHARE:
             began = time.thread_time()
             self._steps = records.steps
-            self._listed = (now, time.thread_time() - began, changed)
+            self._listed = Listing(now, time.thread_time() - began, changed, same)
 
     @property
     def steps(self) -> list[int]:
@@ -163,7 +179,7 @@ class WatchedRun:
                 if old is not None and old.manifest.vocabulary_sha256 == fresh.manifest.vocabulary_sha256:
                     fresh.__dict__.update({k: v for k, v in old.__dict__.items() if k == "vocabulary"})
                 self._records, self._records_mark = fresh, mark
-                self._listed = (0.0, 0.0, -1)
+                self._listed = NEVER_LISTED
             return self._records
 
     def inside(self, *names: str) -> Path:

@@ -36,8 +36,8 @@ def branching() -> Iterator[None]:
     """Cut the responses of every training step into branches."""
     whole = rollouts.sample_and_grade_alone
 
-    def cut(trainer: Any, problems: Any, step: int, options: Any, training: bool) -> list[Group]:
-        groups = whole(trainer, problems, step, options, training)
+    def cut(trainer: Any, problems: Any, step: int, options: Any, training: bool, begun: Any = None) -> list[Group]:
+        groups = whole(trainer, problems, step, options, training, begun)
         return (
             [[part for sample in group for part in cut_into_branches(sample)] for group in groups]
             if training

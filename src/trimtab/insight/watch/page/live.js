@@ -211,16 +211,21 @@ function scheduleRedraw() {
 }
 
 // Call an action soon, but not more often than every so many milliseconds, and so that the server, which may share its cores
-// with the run, is busy with it for `share` of the time at most.
+// with the run, is busy with it for `share` of the time at most. A call while the action runs is not lost.
 function throttled(action, pause, share) {
-  let [timer, next] = [null, 0];
-  return () => {
-    if (timer !== null) return;
+  let [timer, next, again] = [null, 0, false];
+  const start = () => {
     timer = setTimeout(async () => {
       const before = serverTime;
+      again = false;
       await action().catch(() => {});
       [timer, next] = [null, performance.now() + Math.max(pause, (serverTime - before) / share)];
+      if (again) start();
     }, Math.max(0, next - performance.now()));
+  };
+  return () => {
+    if (timer === null) start();
+    else again = true;
   };
 }
 
