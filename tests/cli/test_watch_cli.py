@@ -74,10 +74,10 @@ def test_a_run_is_watched_from_beside_and_the_page_ends_with_it(tmp_path: Path) 
     settings = [f"--set={key}={value}" for key, value in {**SETTINGS, **endless}.items()]
     command = [*TRIMTAB, "train", "addition", "--watch", "--out", "run", *settings]
     with started(command, tmp_path) as (process, root, token):
-        commands = command_lines()
+        wait_until(lambda: data(root, token)["runs"][0]["live"]["status"]["state"] == "running")
+        commands = command_lines()  # now: a process that has just been started may have none yet
         assert any(b"watch\0run\0" in each for each in commands)
         assert not any(token.encode() in each for each in commands)
-        wait_until(lambda: data(root, token)["runs"][0]["live"]["status"]["state"] == "running")
         process.send_signal(signal.SIGTERM)
         assert process.wait(LONG_SECONDS) == STOPPED
         assert gone(root)
