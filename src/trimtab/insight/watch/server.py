@@ -30,7 +30,7 @@ from trimtab.text import shown
 
 SCRIPTS = ("server.js", "responses.js", "live.js")
 STYLE = "live.css"
-LOOK_SECONDS = 1.0  # from one look at the files to the next, while a page is open
+LOOK_SECONDS = 1.4  # from one look at the files to the next, while a page is open
 ALIVE_SECONDS = 10.0  # after which a stream says that it is still there
 LOOK_SHARE = 0.05  # of a core, at most, that looking may take
 MOST_CONNECTIONS = 64
