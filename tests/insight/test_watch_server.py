@@ -244,6 +244,13 @@ def test_what_is_new_comes_as_events(tmp_path: Path) -> None:
     run.close()
 
 
+@pytest.mark.parametrize("known", ["[" * 5_000, "[[1e999, 0, 0]]", "[[NaN, 0, 0]]", "null", '{"a": 1}', "[[1]]"])
+def test_a_page_that_says_nonsense_about_what_it_has_loads_the_run_again(served: Watching, known: str) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with httpx.stream("GET", f"{served.root}/events", params={"known": known}, headers=headers, timeout=60) as answer:
+        assert next(line for line in answer.iter_lines() if line) == "event: growth"
+
+
 def test_a_page_that_is_far_behind_loads_the_run_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The connections to the endpoint: no more than its process has files to spare, whatever agents leave open."""
+"""The connections to the endpoint: no more than its process has files to spare."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class LengthRule:
 
 @dataclass(frozen=True)
 class LanguageRule:
-    """`language`: the share of the letters that are of one of the `scripts`; 1 if there are no letters."""
+    """`language`: the share of the letters that belong to the `scripts`; 1 if there are no letters."""
 
     scripts: Sequence[str]
 

@@ -260,7 +260,7 @@ def _positions(text: str, runs: int) -> list[live_data.Position]:
     try:
         found = json.loads(text[:10_000])
         positions = [tuple(int(value) for value in each) for each in found]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):  # infinite, or nested thousands deep
         positions = []
     if len(positions) != runs or any(len(each) != 3 for each in positions):
         return [(-1, 0, 0)] * runs  # another generation than any run has: the page loads all of it

@@ -44,7 +44,7 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class Experience:
-    """The scored rollouts of a step. With a score that is not finite (`nonfinite`) there are no tokens to train on.
+    """The scored rollouts of a step. If a score is not finite (`nonfinite`), there are no tokens to train on.
 
     `lags` says of every token, where it is known, how many steps older the weights are that sampled it.
     """
